@@ -596,7 +596,7 @@ class Langevin:
             plan = decide.decide(motion, self.given, asked, self.given.settings)
         if plan is not None:
             motion, batch_size = decide.follow(motion, plan), batch_size or plan.batch_size
-            step_size = plan.schedule(0) if step_size is None else step_size
+            step_size = plan.schedule() if step_size is None else step_size
         return preparation.engine(
             motion, steps=steps, burn_in=burn_in,
             batch_size=preparation.open_batch(motion) if batch_size is None else batch_size,

@@ -107,14 +107,14 @@ def test_a_dear_run_is_shorter_and_says_so(caplog: pytest.LogCaptureFixture) -> 
 
 
 @pytest.mark.parametrize("native", [False, True])
-def test_a_pilot_ends_early_where_its_steps_are_dear(
+def test_a_pilot_measures_on_fewer_rows_where_its_steps_are_dear(
     native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And minibatches are small, and the prior's scale is not tried: a whole run in seconds."""
     x, y = torch.rand(600, 1, 4, 4), torch.randint(0, 2, (600,))
     kind = "places" if native else "eager"
     little = replace(getattr(BUDGETS, kind), work=1e6, trial=1e6, fewest=30)
-    settings = changed(cost={kind: little}, pilot={"work": 1e6}, descent={"rounds": (10,)})
+    settings = changed(cost={kind: little}, pilot={"costly_step": 1e4}, descent={"rounds": (10,)})
     seen: list[int] = []
     measured = step_size_rule.steepest
 

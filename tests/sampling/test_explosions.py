@@ -40,7 +40,7 @@ def sampler(settings: Settings = SHORT) -> Langevin:
 def test_chains_that_a_step_throws_away_end_the_run_by_name() -> None:
     plan = sampler().plan(wave(), 200)
     with pytest.raises(DivergenceError, match="step size is most likely too large"):
-        sampler().sample(wave(), plan=replace(plan, step_size=50.0, warm=None), progress=False)
+        sampler().sample(wave(), plan=replace(plan, step_size=50.0), progress=False)
 
 
 def test_the_metric_of_a_run_before_fades() -> None:

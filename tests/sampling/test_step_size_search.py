@@ -108,7 +108,7 @@ def test_the_same_seed_chooses_the_same_and_touches_no_global_generator(found, c
 
 def test_a_run_with_that_schedule_is_the_same_run(found):
     choice = found.config["pilot"]
-    eta = found.plan.schedule(0)
+    eta = found.plan.schedule()
     assert eta(0) == choice["step_sizes"][0]
     assert eta(7 * 50) == pytest.approx(eta(0) / 2)
     plain = auto(2, step_size=eta).sample(small_run.data(), 60, **RUN)

@@ -25,7 +25,7 @@ from natural_langevin.posterior.units import Units
 
 #: Draws of every chain that are kept where nobody says how many.
 DRAWS = 200
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,6 @@ class Descent:
     small: int
     most_work: float
     few: int  # steps between two looks at the clock, where time is limited
-
-
-@dataclass(frozen=True)
-class Warm:
-    """Larger steps at first: ``factor`` times the step size, falling to it in a part 1 / ``part``
-    of burn-in; in a part 1 / ``rise`` of these they rise to it, while the metric has seen few
-    batches."""
-
-    part: int
-    factor: float
-    rise: int
 
 
 @dataclass(frozen=True)
@@ -124,7 +113,6 @@ class Plan:
     prior_scale: float | None = None
     step_size: float | tuple[float, ...] | None = None
     falls_from: int | None = None
-    warm: Warm | None = None
     friction: float | None = None
     end: OpenEnd | None = None
     until: str | None = None
@@ -168,10 +156,10 @@ class Plan:
         thin = max(1, (steps - burn_in) // self.draws) if thin is None else thin
         return steps, burn_in, thin
 
-    def schedule(self, burn_in: int) -> schedules.Schedule | None:
-        """eta_t of a phase with this burn-in; None: the sampler's own.
+    def schedule(self) -> schedules.Schedule | None:
+        """eta_t of a phase; None: the sampler's own.
 
-        By the recipe it is larger at first (``warm``) and then constant; by the search it falls."""
+        By the recipe it is constant; by the search of ``choose_step_size`` it falls."""
         size = self.step_size
         if size is None:
             return None
@@ -179,12 +167,7 @@ class Plan:
             several = isinstance(size, tuple) and len(size) > 1
             value = torch.tensor(size, dtype=torch.float64) if several else _one(size)
             return schedules.polynomial(value, offset=self.falls_from)
-        if self.warm is None:
-            return schedules.constant(_one(size))
-        steps = burn_in // self.warm.part
-        return schedules.warm_start(
-            _one(size), factor=self.warm.factor, steps=steps, rise=steps // self.warm.rise
-        )
+        return schedules.constant(_one(size))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers and words, for ``posterior.config["plan"]``."""
@@ -232,7 +215,6 @@ class Plan:
                     "units": units,
                     "end": end,
                     "descent": descent,
-                    "warm": value["warm"] and Warm(**value["warm"]),
                     "calibration": calibration,
                     "step_size": tuple(size) if isinstance(size, list) else size,
                     "extended": value["extended"] and tuple(value["extended"]),

@@ -57,12 +57,9 @@ class Costs(NamedTuple):
         fewest = self.budget.fewest * self.per_sample * batch * chains
         return self.budget.trial * max(1.0, fewest / self.budget.work)
 
-    def of_pilot(self, samples: int, steps: int) -> tuple[float, bool]:
-        """Operations of a pilot's step with so many samples, and whether they are spared where it
-        would have so many steps."""
-        work = self.per_sample * samples
-        dear = self.budget.spares and work * steps > self.settings.pilot.work
-        return work, dear or not self.budget.engine
+    def costly_pilot(self, samples: int) -> bool:
+        """Whether curvature is measured on fewer rows, for what steps of so many samples cost."""
+        return self.budget.spares and self.per_sample * samples > self.settings.pilot.costly_step
 
 
 def of_problem(problem: Problem, x: Tensor, settings: Settings) -> Costs:

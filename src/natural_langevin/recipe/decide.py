@@ -258,7 +258,6 @@ def _by_recipe(
         prior_scale=scale,
         draws=costs.draws(problem.chains.count),
         step_size=choice.step_size if given.auto else None,
-        warm=settings.warm,
         friction=choice.friction,
         until=asked.until,
         seconds=asked.seconds,

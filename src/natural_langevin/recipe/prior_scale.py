@@ -3,10 +3,10 @@
 Weights have the prior N(0, s gain^2 / fan_in). Every scale s runs on every fold's training rows,
 and is scored by -ln of its predictive density on the rows held out, averaged over the draws of the
 run's second half. Where another scale is not clearly behind the best, these run on as long again,
-and are scored anew. Chosen is the scale of the lowest score, between those that were tried; where
-the widest of them wins, the next one is tried beside it, once. Of classes, the same rows then say
-how much sharper the mixture of the best scale's chains should be (see ``posterior.calibration``),
-of numbers with learned noise how far the networks should be from their mean.
+and are scored anew. Chosen is the scale of the lowest score, between those that were tried. Of
+classes, the same rows then say how much sharper the mixture of the best scale's chains should be
+(see ``posterior.calibration``), of numbers with learned noise how far the networks should be from
+their mean.
 """
 
 from __future__ import annotations
@@ -72,30 +72,10 @@ def in_question(scores: Tensor, rule: PriorTrial) -> list[int]:
     return found if len(found) > 1 else []
 
 
-def beyond(scores: dict[float, float], rule: PriorTrial) -> tuple[float, float] | None:
-    """The widest scale tried, and the next one, where it is the best and clearly ahead of the one
-    before; None where it is not. ``scores``: mean -ln density on held-out rows by scale. There is
-    no such step down: on development tables it was taken twice, and both runs predicted worse."""
-    *_, inner, last = sorted(scores)
-    ahead = scores[last] == min(scores.values()) and scores[inner] - scores[last] > rule.ahead
-    return (last, last * rule.factor) if ahead else None
-
-
-def clearly(last: float, further: float, ahead: float) -> float:
-    """The score of a scale beyond the widest, whose own is ``last``: no better than that unless it
-    is clearly ``ahead``, as the widest had to be. The wider a prior, the slower its chains.
-
-    >>> clearly(0.50, 0.48, 0.01), clearly(0.50, 0.495, 0.01), clearly(0.50, math.nan, 0.01)
-    (0.48, 0.5, inf)
-    """
-    if not math.isfinite(further):
-        return math.inf
-    return further if last - further > ahead else max(last, further)
-
-
 def best(scores: dict[float, float], rule: PriorTrial) -> tuple[float, float, str]:
     """The best scale tried, the scale between it and its neighbours where a parabola in ln s
-    through their three scores is lowest, and why. ``scores``: as in ``beyond``."""
+    through their three scores is lowest, and why. ``scores``: mean -ln density on held-out rows by
+    scale."""
     order = sorted(scores)
     found = min(order, key=scores.__getitem__)
     if not math.isfinite(scores[found]):

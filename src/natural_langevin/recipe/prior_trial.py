@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -22,7 +21,6 @@ from natural_langevin.problem.problem import Problem
 from natural_langevin.recipe import cost, pace, prior_scale, step_size_rule, trial_predictions
 from natural_langevin.recipe import rules as recipe
 from natural_langevin.recipe.settings import PriorTrial, Sharpness, Trial
-from natural_langevin.run import time_limit
 from natural_langevin.run.loop import DivergenceError
 from natural_langevin.run.run import Options, run
 from natural_langevin.run.time_limit import TimeLimit
@@ -112,34 +110,18 @@ def choose(search: Search, data: tuple[Tensor, Tensor]) -> recipe.Choice | None:
     rule = settings.prior
     if len(data[0]) < rule.fewest_rows:
         return None
-    limit, problem = search.limit, search.motion.problem
-    costly = not search.costs.budget.engine
-    scales = rule.costly_scales if costly else rule.scales
-    began = time_limit.clock()
-    runs = _compare(search, data, scales)
+    runs = _compare(search, data)
     if not runs:
         return None
-    scores = _scores(runs, rule)
-    as_long = limit.allows((time_limit.clock() - began) / 2)
-    pair = prior_scale.beyond(scores, rule) if as_long and not costly else None
-    more: list[Compared] = []
-    if pair:  # what agreed with the reference in one trial does so in the next
-        with proven_network() if runs[-1].choices[0].way == "native" else nullcontext():
-            more = _compare(search, data, pair, runs)
-    if pair and more:
-        runs += more
-        found = _scores(more, rule)
-        further = scores[pair[0]] + found[pair[1]] - found[pair[0]]  # from one start both
-        scores[pair[1]] = prior_scale.clearly(scores[pair[0]], further, rule.ahead)
-    best, scale, why = prior_scale.best(scores, rule)
+    best, scale, why = prior_scale.best(_scores(runs, rule), rule)
     chosen = [one for one in runs if best in one.scales][-1]
     log.info("prior variance x %.3g: %s", scale, why)
     # A wider prior is steeper in the metric: what one chain found at a narrower one holds here too.
-    upto = [c for one in runs for s, c in zip(one.scales, one.choices, strict=True) if s <= best]
+    upto = [c for s, c in zip(runs[0].scales, runs[0].choices, strict=True) if s <= best]
     return dataclasses.replace(
         recipe.Choice.most_careful(upto),
         prior_scale=recipe.HeldOutChoice(float(f"{scale:.3g}"), why),
-        **chosen.by_held_out_rows(problem, best, settings.sharpness),
+        **chosen.by_held_out_rows(search.motion.problem, best, settings.sharpness),
     )
 
 
@@ -156,18 +138,13 @@ def _scores(runs: list[Compared], rule: PriorTrial) -> dict[float, float]:
     return scores
 
 
-def _compare(
-    search: Search,
-    data: tuple[Tensor, Tensor],
-    scales: tuple[float, ...],
-    before: Sequence[Compared] = (),
-) -> list[Compared]:
+def _compare(search: Search, data: tuple[Tensor, Tensor]) -> list[Compared]:
     """A pilot for every scale, and then a trial of all, in rounds; none where it costs too much, or
-    nothing came of it. After the rounds ``before``, all begin where the chains of the narrowest
-    ended there."""
+    nothing came of it."""
     costs, batch_size, limit = search.costs, search.batch_size, search.limit
     settings, rule = costs.settings, costs.settings.prior
-    inside, lines, budget = len(data[0]), len(rule.scales) * rule.folds, costs.budget
+    scales = rule.scales
+    inside, lines, budget = len(data[0]), len(scales) * rule.folds, costs.budget
     work = costs.per_sample * lines * min(batch_size, inside)  # of a step with a chain on each fold
     most = costs.of_trial(batch_size, search.motion.problem.chains.count)
     costly = budget.spares and work * rule.eager.steps > most
@@ -195,14 +172,9 @@ def _compare(
         cheaper = pace.fitting(trial, len(scales), took, settings, limit, costly=budget.spares)
         trial = cheaper or rule.costly
     runs: list[Compared] = []
-    begin = None
-    if before:
-        last = next(one for one in reversed(before) if scales[0] in one.scales)
-        trial = dataclasses.replace(trial, folds=last.trial.folds, chains=last.trial.chains)
-        begin = last.end(scales[:1] * len(scales))
     while len(runs) < trial.rounds and scales:
-        begin, after = runs[-1].end(scales) if runs else begin, len(before) + len(runs)
-        tried = _try_out(search, data, scales, choices, trial, begin, after)
+        begin = runs[-1].end(scales) if runs else None
+        tried = _try_out(search, data, scales, choices, trial, begin, after=len(runs))
         if tried is None:
             break
         runs.append(tried)
@@ -218,6 +190,7 @@ def _try_out(
     choices: list[recipe.Choice],
     trial: Trial,
     begin: tuple[Params, Params] | None,
+    *,
     after: int,
 ) -> Compared | None:
     """A round of a trial, from where chains ``begin`` (None: at the end of their descent),

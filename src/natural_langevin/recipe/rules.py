@@ -23,19 +23,18 @@ posterior's steepest curvature in the metric there (see ``curvature``). Then
     eta = min(0.1 / lambda,  0.1 * 2 B a / (N rho)),
 
 the first for the integrator (it is stable up to 4 / lambda, and lambda grows when chains move on
-under a frozen metric: by 4 to 10 in trials), the second for at most a tenth of heat. The first
-fifth of burn-in goes up to four times eta, to travel, and rises to it while the metric has seen few
-batches. After it eta is constant: longer is better.
+under a frozen metric: by 4 to 10 in trials), the second for at most a tenth of heat. eta is
+constant: longer is better.
 Steps. 150 relaxation times 0.1 / eta of the directions that only the prior sees, a third of it
-burn-in, by the root of a / 0.1 fewer with less friction a; at least 2,000, and at most what
-a budget of operations allows (50 of them, and less work, where steps have no engine on a CPU: see
-``cost``). Where the posterior of few weights has directions so slow that this is less than 60 of
-their relaxation times, it is run with less friction, and for these 60 (see ``slowness``). About 200
-draws of every chain are kept, or as many as predictions can afford (see ``cost``). A quarter of the
-steps, as a run of its own, is all where its chains agree, at rows and around them, with enough
-effective draws (``run.ending``): what ``posterior.diagnose`` asks. Otherwise it was burn-in, and
-three times as many begin where it ended, with its metric at first; and so on until chains agree, or
-the steps that the operations allow are spent, of which the last part has most.
+burn-in; at least 2,000, and at most what a budget of operations allows (50 of them, and less work,
+where steps have no engine on a CPU: see ``cost``). Where the posterior of few weights has
+directions so slow that this is less than 60 of their relaxation times, it is run with less
+friction, and for these 60 (see ``slowness``). About 200 draws of every chain are kept, or as many
+as predictions can afford (see ``cost``). A quarter of the steps, as a run of its own, is all where
+its chains agree, at rows and around them, with enough effective draws (``run.ending``): what
+``posterior.diagnose`` asks. Otherwise it was burn-in, and three times as many begin where it ended,
+with its metric at first; and so on until chains agree, or the steps that the operations allow are
+spent, of which the last part has most.
 Start. At the model where it has learned something, otherwise at weights N(0, 1/fan_in), different
 for every chain (see ``starts``); from there downhill without noise (see ``run.descent``).
 Prior, sharpness and spread. The prior's scale, of classes how sharply the mixture is predicted, and

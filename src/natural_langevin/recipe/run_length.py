@@ -44,7 +44,7 @@ def choose(
     length = settings.length
     if steps is None:
         affordable = max(fewest or budget.fewest, int(budget.work / max(work, 1.0) / 100) * 100)
-        wanted = usual_steps(choice.step_size, choice.way, choice.friction, settings, budget)
+        wanted = usual_steps(choice.step_size, choice.way, settings, budget)
         if choice.relaxation is not None:
             wanted = math.ceil(relaxations * choice.relaxation / 100) * 100
             affordable = min(affordable, length.most)
@@ -87,14 +87,10 @@ def _remedy(choice: Choice) -> str:
     )
 
 
-def usual_steps(
-    step_size: float, way: str, friction: float, settings: Settings, budget: Budget
-) -> int:
-    """By the directions that only the prior sees; fewer where less friction lets them relax sooner,
-    but not as many times fewer: the metric and the steep directions gain nothing by it."""
-    length, usual_friction = settings.length, settings.step_size.friction
-    shorter = (friction / usual_friction) ** length.shorter
-    usual = budget.relaxations * usual_friction / step_size * shorter
+def usual_steps(step_size: float, way: str, settings: Settings, budget: Budget) -> int:
+    """By the directions that only the prior sees, at the usual friction."""
+    length = settings.length
+    usual = budget.relaxations * settings.step_size.friction / step_size
     wanted = math.ceil(usual / 100) * 100
     most = length.most_eager if way.startswith("eager") else length.most
     return min(max(length.fewest, wanted), most)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from natural_langevin.posterior.plan import Descent, EndRule, Warm
+from natural_langevin.posterior.plan import Descent, EndRule
 from natural_langevin.problem.starts import Fitted
 
 
@@ -78,17 +78,13 @@ class Pilot:
 
     chains: int = 2
     #: Curvature is measured after each, and decides the step size up to the next.
-    steps: tuple[int, ...] = (1, 50, 150, 500)
+    steps: tuple[int, ...] = (1, 50)
     #: Lanczos iterations: lambda is then known to a few per cent, from below.
     iterations: int = 8
-    #: Rows on which curvature is measured, and on which where steps cost much.
+    #: Rows on which curvature is measured; fewer where a step takes more operations than these.
     rows: int = 1000
     costly_rows: int = 250
-    #: Operations of its steps where they are spared; it has so many before it may end early, and
-    #: at most where they are spared.
-    work: float = 4e10
-    fewest_steps: int = 50
-    most_steps: int = 150
+    costly_step: float = 8e7
 
 
 @dataclass(frozen=True)
@@ -127,18 +123,14 @@ class Trial:
 class PriorTrial:
     """The trial of the prior's scales on held-out rows: see ``prior_scale``."""
 
-    #: Variances in units of the default's; and where steps have no engine and no further ones are
-    #: tried.
+    #: Variances in units of the default's, and the factor between two of them.
     scales: tuple[float, ...] = (0.2, 1.0, 5.0, 25.0)
-    costly_scales: tuple[float, ...] = (1.0, 5.0, 25.0, 125.0)
-    #: The factor between two of them.
     factor: float = 5.0
-    #: By so many nats per row the widest must be ahead for the next one to be tried.
-    ahead: float = 0.01
     #: By so many nats per row, and so many errors of that, a scale is clearly behind the best.
     behind: float = 0.02
     errors: float = 2.0
-    #: Nats that a row counts at most, above the median row: a few outliers would otherwise choose.
+    #: Nats that a row counts at most, above the median row: without it two outliers among 200 rows
+    #: chose a prior under which nothing was predicted.
     most_above: float = 10.0
     folds: int = 3
     #: Fewer rows rank scales by chance.
@@ -174,7 +166,7 @@ class Budget:
     relaxations: int  # so many relaxation times it wants to be long
     trial: float  # operations of a trial of the prior's scales
     predictions: float  # operations of predicting ``Cost.predicted`` rows
-    spares: bool  # whether a pilot is short where steps cost much
+    spares: bool  # whether a search is short where steps cost much
     engine: bool = True  # False: every operation is a call of torch on a CPU
 
 
@@ -210,9 +202,6 @@ class Length:
     most: int = 50_000
     #: Where every step is a few milliseconds of operator calls, whatever the network's size.
     most_eager: int = 4_000
-    #: The power of friction with which the length falls: the metric and the steep directions gain
-    #: nothing by less of it.
-    shorter: float = 0.5
     #: The most steps of a run with a target, in units of what it would have without one.
     until: int = 10
 
@@ -287,9 +276,6 @@ class Settings:
     metric: Metric = Metric()
     batch: Batch = Batch()
     step_size: StepSize = StepSize()
-    #: The first fifth of burn-in goes up to four times eta, to travel; one minibatch's metric at
-    #: that step threw chains 40 standard deviations away, so that a quarter of it is for rising.
-    warm: Warm = Warm(part=5, factor=4.0, rise=4)
     pilot: Pilot = Pilot()
     prior: PriorTrial = PriorTrial()
     sharpness: Sharpness = Sharpness()

@@ -23,7 +23,7 @@ from natural_langevin.recipe.curvature import steepest
 from natural_langevin.recipe.rules import Choice
 from natural_langevin.recipe.run_length import usual_steps
 from natural_langevin.recipe.settings import Settings, StepSize
-from natural_langevin.run import descent, time_limit
+from natural_langevin.run import descent
 from natural_langevin.run.time_limit import NO_LIMIT, TimeLimit
 
 log = logging.getLogger("natural_langevin")
@@ -52,9 +52,7 @@ def choose(
     stream = InMemory(
         *data, batch_size=min(batch_size, len(data[0])), chain=ids, seed=seed, device=device,
     )  # fmt: skip
-    work, spared = costs.of_pilot(len(ids) * batch_size, pilot.steps[-1])
-    dear = spared and work * pilot.steps[-1] > pilot.work
-    rows = pilot.costly_rows if dear else pilot.rows
+    rows = pilot.costly_rows if costs.costly_pilot(len(ids) * batch_size) else pilot.rows
     some = stream.x[:rows].to(device), stream.y[:rows].to(device)
     state = motion.init_of(moves, ids)
     moves.prepare(state.params, stream.example()[0])
@@ -63,10 +61,7 @@ def choose(
             moves, state, stream, num_data, settings.descent, mode=choose_mode(motion.compile),
             pattern=pattern if costs.budget.spares else None, limit=limit,
         )  # fmt: skip
-    spared_work = work if spared else 0.0
-    lam, state, way = _pilot(
-        motion, moves, state, stream, num_data, some, spared_work, settings, limit
-    )
+    lam, state, way = _pilot(motion, moves, state, stream, num_data, some, settings)
     limits = settings.step_size
     heat = _heat(moves, state, num_data, stream.batch_size, limits.friction)
     choices = [
@@ -96,24 +91,14 @@ def _pilot(
     stream: InMemory,
     num_data: float,
     some: tuple[Tensor, Tensor],
-    work: float,
     settings: Settings,
-    limit: TimeLimit,
 ) -> tuple[Tensor, State, str]:
     """The steepest curvature of every chain on ``some`` rows, NaN where none was found, where the
-    pilot ended, and how its steps were run. ``work``: operations of a step where they are spared
-    (see ``cost``)."""
+    pilot ended, and how its steps were run."""
     lam, done = torch.full((state.chains,), math.nan, dtype=torch.float64), 0
     eta = torch.zeros_like(lam)  # the first batch is for the metric: no step is known to be safe
-    began, pilot, limits = time_limit.clock(), settings.pilot, settings.step_size
+    pilot, limits = settings.pilot, settings.step_size
     for stop in pilot.steps:
-        as_long = (time_limit.clock() - began) * (stop - done) / max(done, 1)
-        if done >= pilot.fewest_steps and not limit.allows(as_long):
-            break
-        if done >= pilot.fewest_steps and work * stop > pilot.work:
-            break
-        if work and stop > pilot.most_steps:
-            break
         rates = motion.rates(0, stop, eta, chains=state.chains)
         engine = Engine(moves, stream, rates, num_data, mode=choose_mode(motion.compile))
         state, _ = engine.run(state, done, stop - done)
@@ -152,7 +137,7 @@ def _paced(
     usual = _bearable(replace(usual, slowest=slowest), curvatures, epochs)
     limits = settings.step_size
     pace = slowness.Pace(usual.step_size, limits.friction)
-    steps = usual_steps(usual.step_size, usual.way, limits.friction, settings, settings.cost.usual)
+    steps = usual_steps(usual.step_size, usual.way, settings, settings.cost.usual)
     if limits.relaxations * pace.relaxation(slowest) <= steps:
         return usual
     pace = slowness.quickest(pace, curvatures, epochs)

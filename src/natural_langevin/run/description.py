@@ -72,7 +72,7 @@ def described(
         found["inputs"] = problem.user.signature.several
     if plan.until is not None:
         found["until"] = plan.until
-    if (schedule := plan.schedule(phase.burn_in)) is not None:
+    if (schedule := plan.schedule()) is not None:
         found["step_size"] = stable_repr(schedule)
     if plan.by_recipe:
         found["recipe"] = recipe(plan)

@@ -348,7 +348,7 @@ def _prepared(
     motion: Motion, plan: Plan, phase: Phase, options: Options
 ) -> tuple[StepSize, Engine, State]:
     """The step size, an engine, and a state like those that it runs."""
-    planned = plan.schedule(phase.burn_in)
+    planned = plan.schedule()
     step_size = motion.step_size if planned is None else planned
     assert step_size is not None, "a plan without a step size"
     engine, state = preparation.engine(

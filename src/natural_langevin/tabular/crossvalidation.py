@@ -244,7 +244,7 @@ class TableFit:
 def _steps_within(sampler: Langevin, data: Any, plan: Plan, seconds: float) -> int:
     """How many steps of a plan fit into so many seconds, ten at least."""
     motion = sampler.motion.on(sampler.problem.on(data))
-    size = plan.schedule(0) or known_step_size(sampler.given.step_size)
+    size = plan.schedule() or known_step_size(sampler.given.step_size)
     took, _ = pace.of_steps(motion, plan.batch_size, size, sampler.given.settings.time)
     return max(10, int(seconds / took))
 

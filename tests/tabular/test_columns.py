@@ -35,6 +35,24 @@ def said(features: Features, name: str) -> str:
 PEOPLE = "age,town,flag,y\n30,Rome,1,a\n40,Oslo,1,b\n50,Rome,1,a\n"
 
 
+def test_inputs_of_a_column_are_those_that_change_with_it():
+    """Shuffling them among the rows is encoding a table whose column was shuffled."""
+    text = (
+        "age,town,day,y\n30,Rome,2020-01-02,1\n,Oslo,2021-03-05,2\n50,,2019-12-30,3\n41,Rome,,4\n"
+    )
+    features, whole = fitted(text), table(text)
+    x, order = features.encode(whole).x, np.array([2, 0, 3, 1])
+    assert sorted(k for places in features.inputs().values() for k in places) == list(
+        range(x.shape[1])
+    )
+    for name, places in features.inputs().items():
+        frame = whole.frame.copy()
+        frame[name] = frame[name].iloc[order].set_axis(frame.index)
+        expected = x.clone()
+        expected[:, places] = x[order][:, places]
+        assert torch.equal(features.encode(Table(whole.label, frame, whole.unit)).x, expected)
+
+
 def test_numbers_are_standardised_by_the_fitted_rows_and_words_one_hot():
     features = fitted(PEOPLE)
     assert features.names == ("age", "town")

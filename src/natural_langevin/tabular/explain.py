@@ -110,16 +110,15 @@ def permutation_importance(
     if repeats < 1:
         raise DataError(f"repeats must be a positive integer, got {repeats!r}")
     rng = np.random.default_rng(seed)
-    whole = learned.log_prob(features.encode(table).x, y)
+    x = features.encode(table).x
+    whole = learned.log_prob(x, y)
     mean, error = [], []
-    for name in features.names:
-        lost = torch.zeros_like(whole)
-        for _ in range(repeats):
-            frame = table.frame.copy()
-            cells = frame[name].iloc[rng.permutation(len(frame))]
-            frame[name] = cells.set_axis(frame.index)
-            x = features.encode(Table(table.label, frame, table.unit)).x
-            lost += (whole - learned.log_prob(x, y)) / repeats
+    for places in features.inputs().values():
+        shuffled = x.repeat(repeats, 1, 1)
+        for one in shuffled:
+            one[:, places] = x[rng.permutation(len(x))][:, places]
+        every = learned.log_prob(shuffled.flatten(0, 1), y.repeat(repeats, *[1] * (y.ndim - 1)))
+        lost = whole - every.unflatten(0, (repeats, -1)).mean(0)
         mean.append(float(lost.mean()))
         error.append(float(lost.std() / np.sqrt(len(lost))) if len(lost) > 1 else float("nan"))
     return Importance(features.names, np.array(mean), np.array(error))

@@ -80,6 +80,17 @@ class Features:
             level += len(part.levels) if isinstance(part, Category) else 0
         return found
 
+    def inputs(self) -> dict[str, list[int]]:
+        """The places among the inputs of all that is made of a column."""
+        found = {}
+        for part, (value, flag, level) in self.places():
+            if isinstance(part, Category):
+                found[part.name] = list(range(level, level + len(part.levels)))
+            else:
+                width = 1 if isinstance(part, Number) else len(part.parts)
+                found[part.name] = [*range(value, value + width), *[flag] * part.missing]
+        return found
+
     def check_columns(self, label: str, names: Sequence[str]) -> None:
         """Every column must be there, in whatever order; others do no harm."""
         there = set(names)

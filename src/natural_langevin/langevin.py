@@ -315,8 +315,11 @@ class Langevin:
                 others stay as trained, and what precedes the first sampled layer is computed once
                 per row.
             held_out: Rows (x, y) that the network was not trained on; they choose the prior's
-                scale. None: the prior's variance is that of the trained weights if others stay
-                fixed.
+                scale. On them predictions are never worse than the network's own: where those of
+                the posterior are, the network's have weight beside them, and the log and
+                ``posterior.config["trained_share"]`` say so. None: the prior's variance is that of
+                the trained weights if others stay fixed, and nothing is compared, since the network
+                is better than it is on rows that it has learned from.
             options: Those of ``Langevin``. ``prior="anchored"`` is N(w*, s^2) around the trained
                 weights w*, s^2 the mean square of each tensor.
 

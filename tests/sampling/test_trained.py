@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from natural_langevin import Langevin, Posterior, likelihoods, models
+from natural_langevin import Langevin, Posterior, dynamics, likelihoods, models, priors
 from natural_langevin.problem import trained
 from natural_langevin.recipe import rules as recipe
 
@@ -55,6 +56,32 @@ def test_predictions_are_not_worse_than_the_trained_networks(
     assert gain.mean() > -2 * gain.std() / 1000**0.5
     assert "held-out" in posterior.config["recipe"]["prior_scale"]["reason"]
     assert posterior.config["init"] == "model"
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_a_posterior_that_is_worse_than_the_network_gives_it_weight(
+    kind: str, network: nn.Module, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Under a prior that shrinks the last layer to nothing; saved and loaded too."""
+    train, held_out = rows(60, 0), rows(60, 1)
+    likelihood: likelihoods.Likelihood = likelihoods.Categorical()
+    if kind == "numbers":
+        likelihood = likelihoods.Gaussian(sigma=1.0)
+        train, held_out = ((x, network(x).detach() + x.sin()) for x, _ in (train, held_out))
+    sampler = Langevin.from_trained(
+        network, likelihood, held_out=held_out, prior=priors.Gaussian(variance=1e-6), chains=2,
+        step_size=0.1, dynamics=dynamics.Overdamped(),
+    )  # fmt: skip
+    posterior = sampler.sample(train, steps=120, batch_size=60, burn_in=80, progress=False)
+    x, y = held_out
+    own = posterior.of_weights(dict(network.named_parameters())).evaluate(x, y).nll
+    assert posterior.calibrated(False).evaluate(x, y).nll > own + 0.05
+    assert posterior.evaluate(x, y).nll < own + 1e-3
+    assert 0.5 < posterior.config["trained_share"] <= 1
+    assert "whose own predictions now have the weight" in caplog.text
+    posterior.save(tmp_path)
+    again = Posterior.load(tmp_path, trained.chosen(network, "last"))
+    torch.testing.assert_close(again.predict(x).mean, posterior.predict(x).mean)
 
 
 def test_the_last_layer_moves_and_nothing_else(network: nn.Module, tmp_path) -> None:

@@ -62,6 +62,17 @@ With sigma the noise of the run, and sigma_0 theirs, the run's spread is
 all of it where nothing is left of the noise, and 1 where it is as large as before: then it is noise
 indeed.
 
+The trained network
+-------------------
+Where a run began at a trained network, its predictions are among the candidates: on rows that were
+held out, p_s the networks of the posterior and p_0 the one that was given,
+
+    p(y | x) = (1 - w) (1/M) sum_s p_s(y | x) + w p_0(y | x),
+
+w that of the highest sum_n ln p(y_n | x_n) (``metrics.stacking_weights``) where the posterior alone
+is behind, and 0 elsewhere. Of all networks a part w is then the trained one. On the rows held out,
+predictions are never worse than the network's own.
+
 The least noise
 ---------------
 With few rows a network may fit all of them exactly, and the noise that is learned as small as its
@@ -103,7 +114,7 @@ FEWEST_ROWS, MOST_ROWS, MOST_VALUES = 40, 2000, 4_000_000
 #: Degrees of freedom that a row leaves, where they are few.
 FREEDOM = 0.5
 ROUNDS = 200
-_GOLDEN = (math.sqrt(5) - 1) / 2
+_GOLDEN, _SILVER = (math.sqrt(5) - 1) / 2, math.sqrt(2) - 1
 #: Of the prior of ln a.
 DEVIATION = 0.2
 #: The values of a that are compared: 1, .9, ..., .25.
@@ -198,6 +209,31 @@ def weigh(log_density: Tensor) -> Tensor:
     usual = torch.full((USUAL_ROWS, len(WIDTHS)), -math.inf, dtype=log_density.dtype)
     usual[:, USUAL] = 0.0
     return stacking_weights(torch.cat([log_density.T, usual]), updates=ROUNDS)
+
+
+def trained_share(log_density: Tensor) -> float:
+    """w, by ln of the density of held-out rows under the posterior and under the trained network:
+    (row, 2).
+
+    >>> trained_share(torch.tensor([[-3.0, -1.0], [-2.0, -1.0]]).double())
+    1.0
+    """
+    return round(float(stacking_weights(log_density)[1]), 4)
+
+
+def trained_networks(share: float, chains: Sequence[int], draws: int) -> Tensor:
+    """Which networks of these chains are the trained one, (network,): evenly mixed along every
+    chain, and apart from ``width_factors``."""
+    number = torch.cat([c * draws + torch.arange(draws) for c in chains]).double()
+    return (number * _SILVER) % 1 < share
+
+
+def check_share(value: Any) -> float:
+    """A number from 0 to 1."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value <= 1:
+        raise ValueError(f"trained_share must be between 0 and 1, got {value!r:.80}")
+    return float(value)
 
 
 def width_factors(weights: Any, chains: Sequence[int], draws: int) -> Tensor:

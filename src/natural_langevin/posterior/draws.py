@@ -50,6 +50,9 @@ class Draws:
         self.trace = trace if trace is not None else torch.empty(0, len(diverged) + 1)
         self.config = config or {}
         self.prior: Mapping[str, Prior] | None = None  # the sampler's; a saved posterior has none
+        #: Weights of the network that the run was given, {name: (*shape)}, where predictions give
+        #: it weight (see ``calibration``).
+        self.trained: Params = {}
         self.shards = ChainShards(SingleProcess(len(diverged)))  # which chains are here
         self._model, self._slots = model, ParameterSlots(model)
         #: Outputs of many networks in C, where it knows the model.
@@ -193,6 +196,18 @@ class Draws:
         if found is not None:
             return found
         return self.each(one_tensor, x, params)
+
+    def of_weights(self, weights: Mapping[str, Tensor]) -> Self:
+        """A posterior of the same chains with one draw each: these weights, {name: (*shape)}, and
+        of all others the last ones."""
+        found = copy.copy(self)
+        found.samples = {
+            k: v[:, None].clone()
+            if k not in weights
+            else weights[k].expand(len(v), 1, *v.shape[1:])
+            for k, v in self.last.items()
+        }
+        return found
 
     def each(
         self, function: Callable[..., Tensor], x: Tensor, params: Params, *trees: Params

@@ -12,7 +12,12 @@ from torch import Tensor
 from natural_langevin._internal import threads
 from natural_langevin.data.checks import shown_to_model
 from natural_langevin.posterior import networks
-from natural_langevin.posterior.calibration import check_spread, width_factors
+from natural_langevin.posterior.calibration import (
+    check_share,
+    check_spread,
+    trained_networks,
+    width_factors,
+)
 from natural_langevin.posterior.pooling import Chains
 from natural_langevin.posterior.prediction import Averager
 from natural_langevin.posterior.sharpening import check_sharpness
@@ -58,7 +63,7 @@ def averaged(
             draws=draws if errors else None,
         )  # fmt: skip
         size = networks.at_once(samples, sample_batch, batch_size=batch_size, inputs=len(batch))
-        _fill(posterior, averager, samples, batch.to(device), size, pooled)
+        _fill(posterior, averager, samples, batch.to(device), size, pooled, plain=plain)
         yield averager
     if empty:
         raise ValueError("there is nothing to predict: x holds no batch")
@@ -71,17 +76,43 @@ def _fill(
     x: Tensor,
     sample_batch: int,
     chains: Sequence[int],
+    *,
+    plain: bool,
 ) -> None:
     """Adds the predictions of all networks, ``sample_batch`` at a time."""
-    rows = posterior.shards.rows(chains)
     small = _small(posterior, len(x) * sample_batch)
     with torch.no_grad(), threads.one() if small else nullcontext():
-        for some in networks.chunks(samples, rows, sample_batch, like=posterior.last):
+        for some in _some(posterior, samples, chains, sample_batch, plain=plain):
             with shown_to_model(x):
                 averager.add(posterior.outputs(some, x))
         one = {name: value[:1] for name, value in posterior.last.items()}
         posterior.shards.pool(averager, lambda: posterior.outputs(one, x)[:0])
         averager.settle()
+
+
+def _some(
+    posterior: Posterior, samples: Params, chains: Sequence[int], size: int, *, plain: bool
+) -> Iterator[Params]:
+    """At most ``size`` networks at a time; where not ``plain``, the trained one among them."""
+    found = networks.chunks(samples, posterior.shards.rows(chains), size, like=posterior.last)
+    share = 0.0 if plain else check_share(posterior.config.get("trained_share", 0.0))
+    if not share:
+        yield from found
+        return
+    draws, seen = next(iter(samples.values())).shape[1], 0
+    which = trained_networks(share, chains, draws)
+    for some in found:
+        count = len(next(iter(some.values())))
+        own, seen = which[seen : seen + count], seen + count
+        yield {k: _replaced(v, own, posterior.trained.get(k)) for k, v in some.items()}
+
+
+def _replaced(values: Tensor, which: Tensor, by: Tensor | None) -> Tensor:
+    """Values (network, *shape) with those of some networks replaced, unless ``by`` is None."""
+    if by is None:
+        return values
+    where = which.to(values.device).reshape(-1, *(1,) * (values.ndim - 1))
+    return torch.where(where, by.to(values), values)
 
 
 def _small(posterior: Posterior, outputs: int) -> bool:
@@ -103,11 +134,12 @@ def members(posterior: Posterior, estimate: Estimate) -> Params:
     return {name: value.unsqueeze(1) for name, value in source.items()}
 
 
-def stacked(posterior: Posterior, estimate: Estimate) -> Params:
-    """The same as one stack in memory, (network, *shape)."""
+def stacked(posterior: Posterior, estimate: Estimate, *, plain: bool = False) -> Params:
+    """The same as one stack in memory, (network, *shape); where not ``plain``, the trained network
+    among them."""
     samples, chains = members(posterior, estimate), posterior.chosen(None)
     count = len(chains) * next(iter(samples.values())).shape[1]
-    return next(networks.chunks(samples, chains, count, like=posterior.last))
+    return next(_some(posterior, samples, chains, count, plain=plain))
 
 
 def learned_by(

@@ -62,9 +62,10 @@ class Posterior(Draws):
     probabilities to, learned on held-out rows where the recipe tries the prior's scale (see
     ``sharpening``); ``config["noise_widths"]``, of numbers with learned noise, how much of it is
     of which width, and ``config["spread"]`` how much of the networks' distance from their mean is
-    kept (see ``calibration``). They belong to predictions alone: the draws are of the same
-    posterior, at the same temperature, and ``samples``, ``network`` and ``log_likelihood`` know
-    nothing of them.
+    kept; ``config["trained_share"]``, of a run from a trained network, the weight that this has in
+    predictions beside the draws (see ``calibration``). They belong to predictions alone: the draws
+    are of the same posterior, at the same temperature, and ``samples``, ``network`` and
+    ``log_likelihood`` know nothing of them.
     """
 
     @property
@@ -92,7 +93,7 @@ class Posterior(Draws):
         if on:
             return self
         found = copy.copy(self)
-        learned = ("sharpness", "spread", "noise_widths")
+        learned = ("sharpness", "spread", "noise_widths", "trained_share")
         found.config = {k: v for k, v in self.config.items() if k not in learned}
         return found
 
@@ -284,8 +285,8 @@ class Posterior(Draws):
             sharpness: As for ``predict``.
         """
         self.shards.check_whole("export")
-        every, chains = stacked(self, estimate), self.chosen(None)
         plain = estimate != "ensemble" or sharpness is not None
+        every, chains = stacked(self, estimate, plain=plain), self.chosen(None)
         draws = len(next(iter(every.values()))) // len(chains)
         state = learned_by(self, chains, draws, plain=plain)
         with MODEL_LOCK:
@@ -380,7 +381,13 @@ class Posterior(Draws):
             Path(folder),
             model=self._model,
             samples=self.samples,
-            groups={"mean": self.mean, "last": self.last, "learned": self.learned, "run": run},
+            groups={
+                "mean": self.mean,
+                "last": self.last,
+                "learned": self.learned,
+                "run": run,
+                "trained": self.trained,
+            },
             likelihood=self.likelihood,
             config=self.config,
         )
@@ -407,7 +414,7 @@ class Posterior(Draws):
         )
         device = next(p.device for p in model.parameters() if p.requires_grad)
         moved = {g: {k: v.to(device) for k, v in values.items()} for g, values in groups.items()}
-        return Posterior(
+        posterior = Posterior(
             model=model,
             likelihood=found,
             samples=samples if memory_map else {k: v.to(device) for k, v in samples.items()},
@@ -418,6 +425,8 @@ class Posterior(Draws):
             trace=groups["run"]["trace"],
             config=config,
         )
+        posterior.trained = moved.get("trained", {})
+        return posterior
 
 
 def _plain(sharpness: float | None, calibrated: bool) -> float | None:

@@ -292,6 +292,8 @@ def _check_shapes(saved: Manifest, parameters: Params) -> None:
     for name, (_, shape) in learned.items():
         if shape[:1] != (chains,):
             raise StorageError(f"{name} is {shape}, which is not one value per chain ({chains})")
+    trained = {f"trained/{k}": (p.dtype, tuple(p.shape)) for k, p in parameters.items()}
+    expected |= {k: v for k, v in trained.items() if k in there}
     tensorfile.check_specs(Path(manifest.NAME), there, expected | learned)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from natural_langevin.distributed.process_mesh import ProcessMesh
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.execution.engine import Engine, choose_mode
+from natural_langevin.likelihoods import weight_name
 from natural_langevin.posterior import calibration, networks, stores
 from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.posterior import Posterior
@@ -244,6 +246,8 @@ def _phase(
             state = state._replace(likelihood=calibration.raised(state.likelihood, y))
             config |= _noise_widths(plan, so_far(state), state, (x, y))
         found = _posterior(motion, problem.user, collector.finish, state, config)
+    if plan.calibrate and not options.trial:
+        _beside_trained(found, problem.user)
     for name in old:
         Path(where, name).unlink(missing_ok=True)
     if problem.units is not None:
@@ -314,6 +318,37 @@ def _widths_by_rows(so_far: Posterior, x: Tensor, y: Tensor) -> list[float] | No
     )
     log.info("noise by width: %s; %.3g nats on %d rows left out", said, found.gain, rows)
     return found.weights
+
+
+def _beside_trained(found: Posterior, problem: Problem) -> None:
+    """Compares predictions with those of the trained network on rows that it has not seen, where
+    there are some, and gives it weight where they are worse (see ``posterior.calibration``)."""
+    alike = problem.one_temperature and problem.power is None and problem.units is None
+    if problem.held_out is None or not alike or not found.healthy or not found.shards.whole:
+        return
+    (x, y), noise = problem.held_out, weight_name(problem.likelihood)
+    weights = {
+        k: p.detach().to(found.last[k])
+        for k, p in problem.template.named_parameters()
+        if k in found.last and k != noise
+    }
+    given = found.of_weights(weights)
+    try:
+        ours, own = found.evaluate(x, y).nll, given.evaluate(x, y, sharpness=1.0).nll
+    except TypeError as error:  # a likelihood without a predictive distribution
+        log.info("not compared with the trained network: %s", error)
+        return
+    said = f"{ours:.4g} nats on {len(x)} held-out rows, the trained network {own:.4g}"
+    found.config["beside_trained"] = {"nll": ours, "trained_nll": own, "rows": len(x)}
+    if ours <= own:
+        log.info("predictions have %s", said)
+        return
+    each = [p.log_likelihood(x, y).double().flatten(0, 1).cpu() for p in (found, given)]
+    rows = torch.stack([torch.logsumexp(v, 0) - math.log(len(v)) for v in each], 1)
+    share = calibration.trained_share(rows)
+    found.config = found.calibrated(False).config | {"trained_share": share}
+    found.trained = weights
+    log.warning("predictions have %s, whose own predictions now have the weight %.2g", said, share)
 
 
 def _notice(motion: Motion, plan: Plan, stream: Stream, said: set[str]) -> None:

@@ -438,7 +438,7 @@ CLAIMS = (
         "per chain of four {four:.2f}; plain SGLD {sgld:.2f}, in blackjax {blackjax:.2f}, in "
         "posteriors {posteriors:.2f}.",
         "bench-mlp-cpu",
-        "natural-langevin bench --sections steps --networks mlp",
+        "python -m lab.speed --sections steps --networks mlp",
         cpu_steps,
     ),
     Claim(
@@ -446,7 +446,7 @@ CLAIMS = (
         "The same on one H200, TF32: {one:.0f} µs for one chain, {many:.1f} per chain of 64; "
         "eager SGD {sgd:,.0f} µs; plain SGLD jitted by JAX {jax:.0f} and {jax_many:.1f}.",
         "bench-mlp-h200",
-        "natural-langevin bench --sections steps --networks mlp --device cuda --precision high",
+        "python -m lab.speed --sections steps --networks mlp --device cuda --precision high",
         gpu_steps,
     ),
     Claim(
@@ -454,7 +454,7 @@ CLAIMS = (
         "784-50-10 on MNIST, one H200: {ours:.0f} effective samples a second, {theirs:.1f} for the "
         "best of jitted SGLD and SGHMC, whose chains have hardly moved.",
         "bench-samples-h200",
-        "natural-langevin bench --sections samples --device cuda",
+        "python -m lab.speed --sections samples --device cuda",
         effective,
     ),
     Claim(

@@ -20,10 +20,10 @@ STARTED = time.perf_counter()
 import torch  # noqa: E402
 
 TORCH = time.perf_counter()
+from lab.speed.ours import sampler  # noqa: E402
+from lab.speed.problems import problem  # noqa: E402
 from natural_langevin import preconditioners  # noqa: E402
 from natural_langevin.dynamics import Underdamped  # noqa: E402
-from natural_langevin.experiments.speed.ours import sampler  # noqa: E402
-from natural_langevin.experiments.speed.problems import problem  # noqa: E402
 
 IMPORTED = time.perf_counter()
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

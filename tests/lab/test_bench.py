@@ -11,9 +11,7 @@ import sys
 import pytest
 import torch
 
-from natural_langevin.dynamics import frame
-from natural_langevin.experiments.origin import origin
-from natural_langevin.experiments.speed import (
+from lab.speed import (
     BenchError,
     Settings,
     growth,
@@ -22,12 +20,14 @@ from natural_langevin.experiments.speed import (
     plain,
     run,
 )
-from natural_langevin.experiments.speed.contender import Contender, Ready, Unavailable
-from natural_langevin.experiments.speed.contenders import OURS, PEERS, PLAIN, REFERENCE, contenders
-from natural_langevin.experiments.speed.plot import plot
-from natural_langevin.experiments.speed.problems import BUILT, STEP_SIZE, problem
-from natural_langevin.experiments.speed.run import MEASURES, _add
-from natural_langevin.experiments.speed.show import plain as plain_text
+from lab.speed.contender import Contender, Ready, Unavailable
+from lab.speed.contenders import OURS, PEERS, PLAIN, REFERENCE, contenders
+from lab.speed.plot import plot
+from lab.speed.problems import BUILT, STEP_SIZE, problem
+from lab.speed.run import MEASURES, _add
+from lab.speed.show import plain as plain_text
+from natural_langevin.dynamics import frame
+from natural_langevin.experiments.origin import origin
 
 SIZES = {"inputs": 12, "hidden": (16, 16), "batch_size": 8, "num_data": 64}
 TOY = Settings(
@@ -166,7 +166,7 @@ def test_a_network_without_rules_is_said_to_have_none(monkeypatch):
     def refuse(*args, **options):
         raise TypeError("no Fisher rule for 0 (Conv2d)")
 
-    monkeypatch.setattr("natural_langevin.experiments.speed.ours.Langevin", refuse)
+    monkeypatch.setattr("lab.speed.ours.Langevin", refuse)
     task = problem("cnn", device="cpu", num_data=20, batch_size=2)
     row = measure.make_ready(task, [OURS[-1]], silent)[0]
     assert (row.status, row.ready) == ("no rule", None)
@@ -218,7 +218,7 @@ def test_everybody_samples_at_the_same_temperature(contender, chains):
     if contender is OURS[0]:  # Euclidean, without its compiler
         from functools import partial
 
-        from natural_langevin.experiments.speed import ours
+        from lab.speed import ours
 
         ready = partial(ours.langevin, name="Euclidean", compile=False)(task, chains)
     else:

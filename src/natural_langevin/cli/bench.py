@@ -1,63 +1,65 @@
-"""``natural-langevin bench``: what a step costs here, against SGD and other people's SGLD."""
+"""``natural-langevin bench``: what a step costs here, beside SGD's."""
 
 from __future__ import annotations
 
+import json
+import tempfile
 from pathlib import Path
 
 import typer
+from rich.table import Table
 
-from natural_langevin.cli.errors import one_line_errors
-from natural_langevin.experiments.speed import BenchError, Settings
-from natural_langevin.experiments.speed.command import measure_and_show
+from natural_langevin._internal.atomic import write_output
+from natural_langevin.cli.console import echo, terminal
+from natural_langevin.cli.device import choose_device
+from natural_langevin.cli.errors import UsageError, one_line_errors
 
 
 def bench(
     device: str = typer.Option("auto", help="auto, cpu or cuda."),
+    network: str = typer.Option(
+        "784-400-400-10", help="Widths of a perceptron; with one output it is a regression."
+    ),
     chains: list[int] = typer.Option(
-        [], help="Number of chains (repeatable) [default: by network and device]."
+        [], help="Number of chains (repeatable) [default: 1 and 4, quick: 1]."
     ),
     out: Path = typer.Option(Path("bench.json"), help="File for the results."),
-    plot: Path | None = typer.Option(None, help="File for the plot [default: beside the results]."),
-    quick: bool = typer.Option(
-        False, "--quick", help="Run for less than a minute: one chain, no compilation."
-    ),
+    quick: bool = typer.Option(False, "--quick", help="Run for less than a minute: one chain."),
     repeats: int = typer.Option(0, help="Number of interleaved repeats [default: 10, quick: 3]."),
-    sections: list[str] = typer.Option(
-        [], help="steps, memory, growth, latency or samples (repeatable) [default: all]."
-    ),
-    networks: list[str] = typer.Option(
-        [],
-        "--networks",
-        "--network",
-        help="mlp, 2-32-2, 13-50-1, 8-50-50-1, cnn, transformer; lstm, resnet18 and gpt where they "
-        "are named; repeatable.",
-    ),
     only: list[str] = typer.Option(
         [], help="Run only contenders whose name contains this (repeatable)."
     ),
-    compile: bool = typer.Option(True, help="Allow torch.compile."),
-    precision: str = typer.Option("", help="highest, or high (TF32; the default on CUDA)."),
-    resume: bool = typer.Option(
-        False, "--resume", help="Keep the results that the file already has."
-    ),
     seed: int = typer.Option(0, help="Seed of data, networks and noise."),
-    threads: int = typer.Option(0, help="Number of CPU threads [default: all cores]."),
+    threads: int = typer.Option(0, help="Number of CPU threads [default: torch's]."),
 ) -> None:
-    """Time a step of every sampler here beside SGD, Adam, IVON, posteriors and blackjax.
+    """Time a step of every metric beside a step of SGD, on this machine.
 
-    Everything is measured in one process, interleaved and repeated; results and picture are left
-    in files. Peers that are not installed are listed as such.
-
-    On a GPU: --device cuda --sections steps.
+    Everything is measured in one process, interleaved and repeated.
 
     Example (under a minute):
 
         natural-langevin bench --quick --out bench.json
     """
-    settings = Settings(
-        device=device, chains=tuple(chains), repeats=repeats, quick=quick,
-        sections=tuple(sections), networks=tuple(networks), only=tuple(only), compile=compile,
-        resume=resume, precision=precision, seed=seed, threads=threads,
-    )  # fmt: skip
+    from natural_langevin.experiments.bench import BenchError, Options, run, table
+
     with one_line_errors(BenchError):
-        measure_and_show(settings, out=out, picture=plot or out.with_suffix(".png"))
+        widths = network.split("-")
+        if not all(width.isdecimal() for width in widths):
+            raise UsageError(f"--network needs widths such as 784-400-400-10, got {network!r}")
+        options = Options(
+            device=choose_device(device), network=tuple(map(int, widths)),
+            chains=tuple(chains) or ((1,) if quick else (1, 4)),
+            repeats=repeats or (3 if quick else 10), only=tuple(only), seed=seed, threads=threads,
+        )  # fmt: skip
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out.parent):
+            pass  # what cannot be written is said before anything is measured
+        results = run(options, say=lambda line: echo(line, err=True))
+        write_output(out, json.dumps(results, indent=1).encode())
+    shown = Table(title=f"{network}, {options.device}", title_justify="left", pad_edge=False)
+    for index, heading in enumerate(("", "chains", "µs / chain-step", "from, to", "÷ SGD")):
+        shown.add_column(heading, justify="right" if index else "left")
+    for cells in table(results["rows"]):
+        shown.add_row(*cells)
+    terminal().print(shown)
+    echo(str(out))

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from natural_langevin.experiments.speed.contender import Layers, Ready, Unavailable
-from natural_langevin.experiments.speed.plain import flat, generator, minibatch
-from natural_langevin.experiments.speed.problems import PRIOR_VARIANCE, SIGMA, STEP_SIZE, Problem
+from lab.speed.contender import Layers, Ready, Unavailable
+from lab.speed.plain import flat, generator, minibatch
+from lab.speed.problems import PRIOR_VARIANCE, SIGMA, STEP_SIZE, Problem
 
 #: Steps in one call of the jitted scan.
 SCAN = {"cpu": 10, "cuda": 100}

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lab.speed.networks import GPT, LastOfLSTM, residual_network
 from natural_langevin import models
-from natural_langevin.experiments.speed.networks import GPT, LastOfLSTM, residual_network
 
 #: One step size and prior for everybody, small enough that no metric's chains diverge.
 STEP_SIZE, PRIOR_VARIANCE = 1e-4, 0.1

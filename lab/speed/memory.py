@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from lab.speed.measure import Say, synchronise
+from lab.speed.ours import sampler
+from lab.speed.problems import Problem, problem
+from lab.speed.settings import Settings
 from natural_langevin import preconditioners
-from natural_langevin.experiments.speed.measure import Say, synchronise
-from natural_langevin.experiments.speed.ours import sampler
-from natural_langevin.experiments.speed.problems import Problem, problem
-from natural_langevin.experiments.speed.settings import Settings
 
 STEPS = 32
 CHAINS = {"cpu": (1, 4), "cuda": (4, 16)}

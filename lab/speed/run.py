@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
+from lab.speed import growth, latency, memory, samples, steps
+from lab.speed.contenders import contenders
+from lab.speed.measure import Say
+from lab.speed.problems import NETWORKS
+from lab.speed.settings import SECTIONS, BenchError, Settings
 from natural_langevin._internal.atomic import write_output
 from natural_langevin._internal.checked_json import read_json
 from natural_langevin.experiments.origin import origin
-from natural_langevin.experiments.speed import growth, latency, memory, samples, steps
-from natural_langevin.experiments.speed.contenders import contenders
-from natural_langevin.experiments.speed.measure import Say
-from natural_langevin.experiments.speed.problems import NETWORKS
-from natural_langevin.experiments.speed.settings import SECTIONS, BenchError, Settings
 
 log = logging.getLogger("natural_langevin")
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from natural_langevin.experiments.speed.problems import NETWORKS, Problem
+from lab.speed.problems import NETWORKS, Problem
 
 Status = Literal["measured", "not installed", "no rule", "left out", "failed"]
 

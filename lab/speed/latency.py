@@ -21,11 +21,11 @@ from typing import Any
 import torch
 
 import natural_langevin
+from lab.speed.measure import Say, spread, synchronise
+from lab.speed.ours import sampler
+from lab.speed.problems import SMALL, problem
+from lab.speed.settings import Settings
 from natural_langevin import preconditioners
-from natural_langevin.experiments.speed.measure import Say, spread, synchronise
-from natural_langevin.experiments.speed.ours import sampler
-from natural_langevin.experiments.speed.problems import SMALL, problem
-from natural_langevin.experiments.speed.settings import Settings
 
 IMPORTS = """
 import json, time
@@ -45,7 +45,7 @@ asked = json.loads(sys.argv[1])
 started, cpu = time.perf_counter(), time.process_time()
 import torch
 import natural_langevin
-from natural_langevin.experiments.speed.latency import samples
+from lab.speed.latency import samples
 torch.set_num_threads(asked["threads"])
 samples(started, cpu, asked)
 """

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from natural_langevin.experiments.speed.contender import Contender, Ready, Status, Unavailable
-from natural_langevin.experiments.speed.problems import Problem
+from lab.speed.contender import Contender, Ready, Status, Unavailable
+from lab.speed.problems import Problem
 
 T = TypeVar("T")
 Say = Callable[[str], None]

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from natural_langevin.experiments.speed.contenders import PLAIN, QDOP
-from natural_langevin.experiments.speed.measure import Say, interleave, make_ready, summary
-from natural_langevin.experiments.speed.problems import problem
-from natural_langevin.experiments.speed.settings import Settings
+from lab.speed.contenders import PLAIN, QDOP
+from lab.speed.measure import Say, interleave, make_ready, summary
+from lab.speed.problems import problem
+from lab.speed.settings import Settings
 
 #: A GPU is busy only with several chains.
 BASE_CHAINS = {"cpu": 1, "cuda": 12}

@@ -1,4 +1,4 @@
-"""Measure, print and draw: what ``natural-langevin bench`` does. Needs torch and numpy alone."""
+"""Measure, print and draw: what ``python -m lab.speed`` does. Needs torch and numpy alone."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import sys
 import time
 from pathlib import Path
 
-from natural_langevin.experiments.speed.plot import plot
-from natural_langevin.experiments.speed.run import run
-from natural_langevin.experiments.speed.settings import Settings
-from natural_langevin.experiments.speed.show import show
+from lab.speed.plot import plot
+from lab.speed.run import run
+from lab.speed.settings import Settings
+from lab.speed.show import show
 
 
 def measure_and_show(settings: Settings, *, out: Path | None, picture: Path | None) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from natural_langevin.experiments.speed import cache
-from natural_langevin.experiments.speed.contender import Contender, Ready, Unavailable
-from natural_langevin.experiments.speed.contenders import QDOP_COMPILED, REFERENCE, contenders
-from natural_langevin.experiments.speed.measure import Say, interleave, make_ready, summary
-from natural_langevin.experiments.speed.problems import Problem, problem
-from natural_langevin.experiments.speed.settings import Settings
+from lab.speed import cache
+from lab.speed.contender import Contender, Ready, Unavailable
+from lab.speed.contenders import QDOP_COMPILED, REFERENCE, contenders
+from lab.speed.measure import Say, interleave, make_ready, summary
+from lab.speed.problems import Problem, problem
+from lab.speed.settings import Settings
 
 
 def section(settings: Settings, say: Say) -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""``python -m natural_langevin.experiments.speed``: ``natural-langevin bench`` without the command
-line's packages; torch, numpy and safetensors are enough (and jax, for its rows)."""
+"""``python -m lab.speed``: torch, numpy and safetensors are enough (and jax, for its rows)."""
 
 from __future__ import annotations
 
@@ -8,13 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from natural_langevin.experiments.speed.command import measure_and_show
-from natural_langevin.experiments.speed.settings import BenchError, Settings
+from lab.speed.command import measure_and_show
+from lab.speed.settings import BenchError, Settings
 
 
 def main(words: list[str] | None = None) -> None:
-    """The options of ``natural-langevin bench``."""
-    parser = argparse.ArgumentParser(prog="python -m natural_langevin.experiments.speed")
+    """What to measure, as ``Settings`` has it."""
+    parser = argparse.ArgumentParser(prog="python -m lab.speed")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("bench.json"))
     for name in ("--sections", "--networks", "--only"):

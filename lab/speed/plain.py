@@ -11,8 +11,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from natural_langevin.experiments.speed.contender import Ready
-from natural_langevin.experiments.speed.problems import PRIOR_VARIANCE, STEP_SIZE, Problem
+from lab.speed.contender import Ready
+from lab.speed.problems import PRIOR_VARIANCE, STEP_SIZE, Problem
 
 
 def minibatch(problem: Problem, generator: torch.Generator) -> tuple[Tensor, Tensor]:

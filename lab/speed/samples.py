@@ -26,6 +26,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lab.speed import peers
+from lab.speed.contender import Layers, Ready, Unavailable
+from lab.speed.measure import Say, synchronise
+from lab.speed.plain import flat
+from lab.speed.problems import PRIOR_VARIANCE, Problem
 from natural_langevin import (
     Langevin,
     data,
@@ -37,11 +42,6 @@ from natural_langevin import (
     schedules,
 )
 from natural_langevin.diagnostics import ranks
-from natural_langevin.experiments.speed import peers
-from natural_langevin.experiments.speed.contender import Layers, Ready, Unavailable
-from natural_langevin.experiments.speed.measure import Say, synchronise
-from natural_langevin.experiments.speed.plain import flat
-from natural_langevin.experiments.speed.problems import PRIOR_VARIANCE, Problem
 from natural_langevin.recipe import rules as recipe
 
 CHAINS, MOST_BIAS = 4, 0.05

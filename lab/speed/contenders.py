@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from natural_langevin.experiments.speed import ours, peers, plain
-from natural_langevin.experiments.speed.contender import Contender
-from natural_langevin.experiments.speed.problems import LARGE, SMALL
+from lab.speed import ours, peers, plain
+from lab.speed.contender import Contender
+from lab.speed.problems import LARGE, SMALL
 
 REFERENCE = "SGD, eager"
 #: Networks that the peers' code here knows.

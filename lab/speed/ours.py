@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from lab.speed.contender import Ready, Unavailable
+from lab.speed.plain import flat, generator, minibatch
+from lab.speed.problems import PRIOR_VARIANCE, SIGMA, STEP_SIZE, Problem
 from natural_langevin import Langevin, likelihoods, preconditioners, priors
 from natural_langevin.dynamics import Integrator, State
-from natural_langevin.experiments.speed.contender import Ready, Unavailable
-from natural_langevin.experiments.speed.plain import flat, generator, minibatch
-from natural_langevin.experiments.speed.problems import PRIOR_VARIANCE, SIGMA, STEP_SIZE, Problem
 from natural_langevin.optim import NaturalLangevin
 
 #: Rows of the table of rates. A longer run starts again at the first: the cost is the same.

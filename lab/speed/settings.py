@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from natural_langevin.experiments.speed.problems import NETWORKS, USUAL
+from lab.speed.problems import NETWORKS, USUAL
 
 SECTIONS = ("steps", "memory", "growth", "latency", "samples")
 #: Seconds per contender and repeat.

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 import natural_langevin
-from natural_langevin.experiments.speed.contender import Contender
-from natural_langevin.experiments.speed.problems import Problem
+from lab.speed.contender import Contender
+from lab.speed.problems import Problem
 
 
 def remember(problem: Problem, contender: Contender, seconds: float) -> None:

@@ -103,7 +103,7 @@ def run(options: Options, *, say: Callable[[str], None] = lambda line: None) -> 
 
 def contenders(options: Options) -> dict[tuple[str, int], Callable[[], Advance]]:
     """What builds each, by name and number of chains; SGD first."""
-    found = {
+    found: dict[tuple[str, int], Callable[[], Advance]] = {
         (REFERENCE, 1): partial(sgd, options, noise=False),
         ("SGD + randn", 1): partial(sgd, options, noise=True),
     }

@@ -53,7 +53,7 @@ from natural_langevin.run import description, preparation, temperature_probe
 from natural_langevin.run.kept_draws import check_every, check_sample_dtype
 from natural_langevin.run.look import Callback
 from natural_langevin.run.run import Options, run
-from natural_langevin.run.setup import resumed_config
+from natural_langevin.run.setup import local_folders, resumed_config
 from natural_langevin.run.time_limit import TimeLimit
 from natural_langevin.run.until import parse as parse_until
 from natural_langevin.statistics import Network, check_hooks, plain_copy, prepare_model
@@ -421,11 +421,12 @@ class Langevin:
             thin: Updates from one draw to the next.
             keep: At most so many draws of every chain, by doubling ``thin`` as often as needed.
             store: Where draws are stored: "device", "cpu", or a folder, to which each is written as
-                it is drawn.
+                it is drawn; or a URL of fsspec, "s3://bucket/name", to which they are sent with
+                every checkpoint and at the end.
             sample_dtype: ``torch.bfloat16`` or ``torch.float16`` halves what a float32 draw takes.
-            checkpoint: A folder. The run is written there, and continues from there with the same
-                bits if the folder holds a checkpoint of the same run; with more ``steps``, beyond
-                its end.
+            checkpoint: A folder or URL. The run is written there, and continues from there with the
+                same bits if it holds a checkpoint of the same run; with more ``steps``, beyond its
+                end.
             every: Steps between checkpoints; None: about a minute.
             callback: Called with a ``run.look.Look`` every 50 steps, more often if the run may end
                 early.
@@ -454,9 +455,13 @@ class Langevin:
         """``sample`` with its arguments in two parts: what a plan is made of, and the rest."""
         # One that may be gone on with has its steps counted: it ends with the same bits.
         limit = self._limit(asked, ends=options.checkpoint is None and plan is None)
-        options = dataclasses.replace(options, limit=limit)
         refuse_autocast(self.device)
-        with self._own_network() as motion, self._threads():
+        with (
+            local_folders(options.checkpoint, options.where, self.mesh) as local,
+            self._own_network() as motion,
+            self._threads(),
+        ):
+            options = dataclasses.replace(options, limit=limit, **local._asdict())
             motion = motion.on(_easier(motion.problem.on(data), self.given, plan))
             if plan is None:
                 plan = self._decided(motion, asked, options)
@@ -502,10 +507,9 @@ class Langevin:
             return self._decided(motion.on(problem), asked, options)
 
     def _decided(self, motion: Motion, asked: Asked, options: Options) -> Plan:
-        folder, title = options.checkpoint, options.progress
-        if title and self.given.by_recipe and (folder is None or not os.path.exists(folder)):
+        there, title = resumed_config(options.checkpoint, self.mesh), options.progress
+        if title and self.given.by_recipe and not there:
             notices.announce(motion.problem, title if isinstance(title, str) else "sampling")
-        there = resumed_config(folder, self.mesh)
         known = Plan.from_config(there)
         if known is not None and decide.is_of(known, self.given):
             phase, steps = int(there.get("phase", 0)), int(there["steps"])

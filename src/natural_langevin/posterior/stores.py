@@ -16,6 +16,7 @@ import torch
 from natural_langevin._internal import tensorfile
 from natural_langevin._internal.atomic import remove_leftovers, staged
 from natural_langevin._internal.folder_lock import FolderLock
+from natural_langevin._internal.object_store import is_url
 from natural_langevin._internal.tensorfile import Spec, StorageError
 from natural_langevin.posterior.networks import OnDisk
 from natural_langevin.posterior.storage import forget
@@ -26,14 +27,14 @@ _NO_FOLDERS = {"gpu", "cuda", "disk", "memory", "ram", "host", ""}
 
 
 def location(store: Any) -> str | Path:
-    """The argument ``store=``: "device", "cpu", or a folder."""
-    if isinstance(store, str) and store in ("device", "cpu"):
+    """The argument ``store=``: "device", "cpu", a URL, or a folder."""
+    if isinstance(store, str) and (store in ("device", "cpu") or is_url(store)):
         return store
     if isinstance(store, (str, os.PathLike)) and store not in _NO_FOLDERS:
         return Path(os.fsdecode(os.fspath(store)))
     raise ValueError(
-        f'store must be "device", "cpu" or a folder, got {store!r}: a folder of that name is '
-        "pathlib.Path(name)"
+        f'store must be "device", "cpu", a folder or a URL, got {store!r}: a folder of that name '
+        "is pathlib.Path(name)"
     )
 
 

@@ -47,6 +47,7 @@ from natural_langevin.run.look import Callback
 from natural_langevin.run.loop import RunPlan
 from natural_langevin.run.phases import Phase, phases
 from natural_langevin.run.setup import (
+    Committed,
     Loaded,
     StartsAnew,
     check_same_everywhere,
@@ -71,9 +72,11 @@ class Options:
     ``pattern``: see ``descent``. ``rounds``: the most rounds of the descent.
     ``trial``: the run compares settings, and nobody reads a diagnosis of it: a chain that diverges
     and a step size that is stiff are information there, not warnings. ``partial``: whether Ctrl-C
-    may end the run with the draws that there are. ``said``: notices that were given already."""
+    may end the run with the draws that there are. ``said``: notices that were given already.
+    ``commit``: called after every checkpoint (``setup.local_folders``)."""
 
     where: str | Path = "device"
+    commit: Callable[[], None] | None = None
     dtype: torch.dtype | None = None
     checkpoint: str | os.PathLike[str] | None = None
     every: int | None = None
@@ -213,6 +216,8 @@ def _phase(
         saved = open_checkpoint(options.checkpoint, identity, engine.stream, mesh, made_by)
         if saved is not None:
             closing.callback(saved.close)
+            if options.commit is not None:
+                saved = Committed(saved, options.commit)
             if tree is not None:
                 tree = tree | {
                     "collector": collector.lengthened(tree["collector"], steps.look_every)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from torch.utils.data import DistributedSampler
 
 from natural_langevin._internal.fingerprints import fingerprint
+from natural_langevin._internal.object_store import ObjectFolder, is_url
 from natural_langevin._internal.processes import Processes
 from natural_langevin.data.streams import InMemory, Loader, Stream
 from natural_langevin.run.checkpoint import SHARDED, RunCheckpoint, Saved, config_in
@@ -60,6 +62,45 @@ def resumed_config(folder: str | os.PathLike[str] | None, mesh: Processes) -> di
     return cast(dict[str, Any], json.loads(mesh.exchange("looking for a checkpoint", mine)[0]))
 
 
+class LocalFolders(NamedTuple):
+    """Folders of this machine for ``checkpoint=`` and ``store=``; ``commit`` sends what they hold
+    to the URLs that they stand for, None where there is none."""
+
+    checkpoint: str | os.PathLike[str] | None
+    where: str | Path
+    commit: Callable[[], None] | None
+
+
+@contextlib.contextmanager
+def local_folders(
+    checkpoint: str | os.PathLike[str] | None, where: str | Path, mesh: Processes
+) -> Iterator[LocalFolders]:
+    """The two places, URLs among them as local folders, which are committed at the end."""
+    urls = [place for place in (where, checkpoint) if isinstance(place, str) and is_url(place)]
+    if not urls:
+        yield LocalFolders(checkpoint, where, None)
+        return
+    if mesh.world > 1:
+        raise ValueError(
+            f"{urls[0]} is a place of one process, and this run has {mesh.world}: give a folder "
+            "that all of them see"
+        )
+    with contextlib.ExitStack() as closing:
+        folders = {
+            url: closing.enter_context(ObjectFolder(url, "sampling")) for url in dict.fromkeys(urls)
+        }
+
+        def commit() -> None:
+            for folder in folders.values():  # draws first: checkpoints count on them
+                folder.commit()
+
+        local = {url: folder.folder for url, folder in folders.items()}
+        yield LocalFolders(
+            local.get(str(checkpoint), checkpoint), local.get(str(where), where), commit
+        )
+        commit()
+
+
 class Loaded:
     """A place for checkpoints, and the tree that a run goes on from."""
 
@@ -69,6 +110,23 @@ class Loaded:
     def load(self, like: Any) -> Any | None:
         """The tree."""
         return self._tree
+
+
+class Committed:
+    """A place for checkpoints, and what is done after each."""
+
+    def __init__(self, saved: Saved, commit: Callable[[], None]) -> None:
+        self.load, self.close, self._saved, self._commit = saved.load, saved.close, saved, commit
+
+    @property
+    def way(self) -> str:
+        """How the steps before the checkpoint that was loaded were run."""
+        return self._saved.way
+
+    def save(self, tree: Any, way: str = "") -> None:
+        """Writes a checkpoint and commits it."""
+        self._saved.save(tree, way)
+        self._commit()
 
 
 class StartsAnew:

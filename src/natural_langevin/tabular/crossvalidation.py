@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from natural_langevin._internal.atomic import write
+from natural_langevin._internal.object_store import is_url
 from natural_langevin._internal.proven import proven_network
 from natural_langevin.data.streams import Subsets
 from natural_langevin.langevin import Langevin
@@ -215,6 +216,8 @@ class TableFit:
     def _folder(self, name: str) -> Path | None:
         if self.checkpoint is None:
             return None
+        if is_url(self.checkpoint):
+            raise ValueError(f"tables are checkpointed in a folder, got {self.checkpoint}")
         label = "".join(c if c.isalnum() else "-" for c in name)[:60]
         digest = hashlib.sha256(name.encode()).hexdigest()[:12]  # long names begin alike
         return Path(self.checkpoint) / f"{label}-{digest}"

@@ -1,0 +1,284 @@
+"""Which labels to buy: why BALD loses to random at first, and labels to 95 % on MNIST.
+
+    python -m lab.active_learning digits --out results/active-learning-digits.json        (CPU)
+    python -m lab.active_learning mnist --out results/active-learning-mnist.json --jobs 9 (GPU)
+
+``digits`` is one round of docs/recipes/active_learning.md, 40 labels and then 20 more, by rule and
+by how long the posterior was sampled. ``mnist`` is the protocol of batchbald_redux: two labels of
+every class, then five at a time, with its network of two convolutions; once with its dropout
+(Adam, 384 minibatches of 64 from new weights in every round, 100 masks), once without dropout and
+with the posterior of its weights. Both choose by BatchBALD among the same images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from natural_langevin import Langevin, data, likelihoods, metrics, models, preconditioners, priors
+from natural_langevin.experiments.origin import origin
+
+# Digits -------------------------------------------------------------------------------------------
+
+#: Steps, burn-in and thinning: the page's own, and those of a chain that has forgotten its start.
+LENGTHS = {"short": (150, 75, 5), "long": (3000, 1000, 40)}
+RULES = ("random", "bald", "bald, 4 x 5", "batch bald")
+
+
+def digits_posterior(labelled: Tensor, seed: int, length: str) -> Any:
+    """The page's ``fit``, of this length."""
+    known = data.digits()
+    sampler = Langevin(
+        models.mlp(64, 10, (32,)), likelihoods.Categorical(), prior=priors.Gaussian(variance=1.0),
+        preconditioner=preconditioners.QuasiDiagonalFisher(damping=1e-2), step_size=1e-2, chains=4,
+        init="fan_in", seed=seed,
+    )  # fmt: skip
+    steps, burn_in, thin = LENGTHS[length]
+    rows = known.train_x[labelled], known.train_y[labelled]
+    return sampler.sample(
+        rows, steps=steps, batch_size=len(labelled), burn_in=burn_in, thin=thin, progress=False
+    )
+
+
+def bald(samples: Tensor, labelled: Tensor, count: int) -> Tensor:
+    """The inputs of largest mutual information of label and weights, each by itself."""
+    score = metrics.bald(samples)
+    score[labelled.cpu()] = -1
+    return score.topk(count).indices.to(labelled.device)
+
+
+def together(samples: Tensor, labelled: Tensor, count: int, among: int = 400) -> Tensor:
+    """BatchBALD among the inputs of largest BALD."""
+    some = bald(samples, labelled, among)
+    return some[metrics.batch_bald(samples[:, some].cpu(), count)[0].to(some.device)]
+
+
+def digits_round(seed: int) -> list[dict[str, Any]]:
+    """Held-out NLL after 60 labels by rule, and how alike the twenty are."""
+    known = data.digits()
+    first = torch.randperm(1437, generator=torch.Generator().manual_seed(seed))[:40]
+    rows = []
+    for length in LENGTHS:
+        before = digits_posterior(first, seed, length)
+        samples = before.predict(known.train_x, calibrated=False).samples
+        for rule in RULES:
+            new = torch.tensor([], dtype=torch.long)
+            if rule == "random":
+                order = torch.randperm(1437, generator=torch.Generator().manual_seed(40 + seed))
+                new = order[~torch.isin(order, first)][:20]
+            elif rule == "bald, 4 x 5":
+                now = samples
+                for _ in range(4):
+                    labelled = torch.cat([first, new])
+                    new = torch.cat([new, bald(now, labelled, 5)])
+                    after = digits_posterior(torch.cat([first, new]), seed, length)
+                    now = after.predict(known.train_x, calibrated=False).samples
+            else:
+                new = (bald if rule == "bald" else together)(samples, first, 20)
+            after = digits_posterior(torch.cat([first, new]), seed, length)
+            p = after.predict(known.test_x, calibrated=False).mean
+            chosen = known.train_x[new]
+            apart = torch.cdist(chosen, chosen) + 1e9 * torch.eye(20)
+            rows.append({
+                "seed": seed, "length": length, "rule": rule,
+                "nll": float(metrics.nll(p, known.test_y)),
+                "accuracy": float((p.argmax(1) == known.test_y).double().mean()),
+                "classes": len(set(known.train_y[new].tolist())),
+                "nearest": float(apart.min(1).values.mean()),
+            })  # fmt: skip
+        mean = before.predict(known.test_x, calibrated=False).mean
+        rows.append({
+            "seed": seed, "length": length, "rule": "40 labels",
+            "nll": float(metrics.nll(mean, known.test_y)),
+        })  # fmt: skip
+    return rows
+
+
+# MNIST --------------------------------------------------------------------------------------------
+
+POOL, NETWORKS, GOAL, MOST, FIVE = 20_000, 128, 0.95, 250, 5
+WAYS = ("posterior, batch bald", "dropout, batch bald", "posterior, random")
+
+
+class Convolutions(nn.Module):
+    """The network of batchbald_redux: two convolutions of 5 x 5, and a layer of 128."""
+
+    def __init__(self, rate: float = 0.0) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 32, 5), nn.Conv2d(32, 64, 5)
+        self.fc1, self.fc2 = nn.Linear(1024, 128), nn.Linear(128, 10)
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(F.max_pool2d(self._drop(self.conv1(x), whole=True), 2))
+        h = F.relu(F.max_pool2d(self._drop(self.conv2(h), whole=True), 2))
+        return self.fc2(F.relu(self._drop(self.fc1(h.flatten(1)), whole=False)))
+
+    def _drop(self, h: Tensor, *, whole: bool) -> Tensor:
+        if not self.rate:
+            return h
+        return (F.dropout2d if whole else F.dropout)(h, self.rate, training=True)
+
+
+def by_dropout(x: Tensor, y: Tensor, seed: int) -> Callable[[Tensor], Tensor]:
+    """A network trained anew; images -> class probabilities, (mask, image, class)."""
+    torch.manual_seed(seed)
+    net = Convolutions(0.5).to(x.device)
+    optimizer = torch.optim.Adam(net.parameters())
+    for _ in range(4096 * 6 // 64):
+        rows = torch.randint(len(x), (64,), device=x.device)
+        optimizer.zero_grad()
+        F.cross_entropy(net(x[rows]), y[rows]).backward()
+        optimizer.step()
+
+    @torch.no_grad()
+    def predict(images: Tensor) -> Tensor:
+        # A mask for all images of a draw, as "consistent" dropout has it: joint entropies need it.
+        found = []
+        for draw in range(NETWORKS):
+            fork = [images.device] if images.is_cuda else []
+            parts = []
+            for part in images.split(10_000):
+                with torch.random.fork_rng(fork):
+                    torch.manual_seed(1000 * seed + draw)
+                    masks = [
+                        (torch.rand(size, device=images.device) > 0.5).float() * 2
+                        for size in (32, 64, 128)
+                    ]
+                parts.append(_masked(net, part, masks).softmax(1))
+            found.append(torch.cat(parts))
+        return torch.stack(found)
+
+    return predict
+
+
+def _masked(net: Convolutions, x: Tensor, masks: list[Tensor]) -> Tensor:
+    """One network of the dropout's: the same units are left out for all images."""
+    h = F.relu(F.max_pool2d(net.conv1(x) * masks[0][:, None, None], 2))
+    h = F.relu(F.max_pool2d(net.conv2(h) * masks[1][:, None, None], 2))
+    return net.fc2(F.relu(net.fc1(h.flatten(1)) * masks[2]))
+
+
+def by_posterior(x: Tensor, y: Tensor, seed: int, steps: int) -> Callable[[Tensor], Tensor]:
+    """The posterior of the recipe's defaults; images -> class probabilities."""
+    torch.manual_seed(seed)
+    sampler = Langevin(Convolutions(), likelihoods.Categorical(), chains=8, seed=seed,
+                       device=x.device)  # fmt: skip
+    posterior = sampler.sample((x, y), steps, keep=NETWORKS // 8, progress=False)
+
+    def predict(images: Tensor) -> Tensor:
+        parts = images.split(10_000)
+        found = [posterior.predict(part, calibrated=False).samples for part in parts]
+        return torch.cat([f for f in found if f is not None], 1)
+
+    return predict
+
+
+def mnist_run(
+    way: str, seed: int, device: str, steps: int, most: int, pool: int, test: int, seconds: float
+) -> dict[str, Any]:
+    """Accuracy on the test images after every round, until three in a row are at the goal."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    began = time.perf_counter()
+    known = data.mnist()
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(known.train_x), generator=generator)[:pool]
+
+    def images(x: Tensor) -> Tensor:
+        return ((x.reshape(-1, 1, 28, 28) - 0.1307) / 0.3081).to(device)
+
+    x, y = images(known.train_x[order]), known.train_y[order].to(device)
+    test_x, test_y = images(known.test_x[:test]), known.test_y[:test].to(device)
+    labelled = torch.cat([(y == c).nonzero().flatten()[:2] for c in range(10)])
+    rounds = []
+    while True:
+        if way.startswith("dropout"):
+            predict = by_dropout(x[labelled], y[labelled], seed)
+        else:
+            predict = by_posterior(x[labelled], y[labelled], seed, steps)
+        p = predict(test_x).mean(0)
+        accuracy = float((p.argmax(1) == test_y).double().mean())
+        nll = float(metrics.nll(p, test_y))
+        rounds.append({
+            "labels": len(labelled), "accuracy": accuracy, "nll": nll,
+            "seconds": round(time.perf_counter() - began, 1),
+        })  # fmt: skip
+        print(way, seed, rounds[-1], flush=True)
+        done = len(rounds) >= 3 and all(r["accuracy"] >= GOAL for r in rounds[-3:])
+        if done or len(labelled) >= most or time.perf_counter() - began > seconds:
+            break
+        if way.endswith("random"):
+            free = torch.randperm(len(x), generator=generator).to(device)
+            new = free[~torch.isin(free, labelled)][:FIVE]
+        else:
+            new = together(predict(x), labelled, FIVE)
+        labelled = torch.cat([labelled, new])
+    first = next((r["labels"] for r in rounds if r["accuracy"] >= GOAL), None)
+    return {"way": way, "seed": seed, "labels to 95 %": first, "rounds": rounds}
+
+
+def _task(task: tuple[Any, ...]) -> list[dict[str, Any]]:
+    return digits_round(*task) if len(task) == 1 else [mnist_run(*task)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("digits", "mnist"))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=None)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--steps", type=int, default=1000, help="of a posterior on MNIST")
+    parser.add_argument("--most", type=int, default=MOST, help="labels at which a run ends")
+    parser.add_argument("--pool", type=int, default=POOL)
+    parser.add_argument("--test", type=int, default=10_000, help="fewer test images, to try it")
+    parser.add_argument(
+        "--seconds", type=float, default=1e9, help="after which runs end as they are"
+    )
+    asked = parser.parse_args()
+    seeds = range(asked.seeds or (10 if asked.what == "digits" else 3))
+    settings: dict[str, Any] = {"lengths": LENGTHS}
+    tasks: list[tuple[Any, ...]] = [(seed,) for seed in seeds]
+    if asked.what == "mnist":
+        settings = {"steps": asked.steps, "pool": asked.pool, "networks": NETWORKS, "goal": GOAL}
+        tasks = [
+            (
+                way,
+                seed,
+                asked.device,
+                asked.steps,
+                asked.most,
+                asked.pool,
+                asked.test,
+                asked.seconds,
+            )
+            for seed in seeds
+            for way in WAYS
+        ]
+    began, rows = time.monotonic(), list[dict[str, Any]]()
+    results = origin(asked.device) | {"script": "lab/active_learning.py", "settings": settings}
+    with multiprocessing.get_context("spawn").Pool(asked.jobs) as pool:
+        pending = [pool.apply_async(_task, (task,)) for task in tasks]
+        while pending and time.monotonic() - began < asked.seconds + 60:
+            for one in [p for p in pending if p.ready()]:
+                rows += one.get()
+                pending.remove(one)
+                asked.out.write_text(json.dumps(results | {"rows": rows}, indent=1) + "\n")
+            time.sleep(0.2)
+        pool.terminate()
+    print(f"{time.monotonic() - began:.0f} s, {len(pending)} runs left out")
+
+
+if __name__ == "__main__":
+    main()

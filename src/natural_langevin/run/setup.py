@@ -116,12 +116,12 @@ class Committed:
     """A place for checkpoints, and what is done after each."""
 
     def __init__(self, saved: Saved, commit: Callable[[], None]) -> None:
-        self.load, self.close, self._saved, self._commit = saved.load, saved.close, saved, commit
+        self.close, self.way, self._saved, self._commit = saved.close, saved.way, saved, commit
 
-    @property
-    def way(self) -> str:
-        """How the steps before the checkpoint that was loaded were run."""
-        return self._saved.way
+    def load(self, like: Any) -> Any | None:
+        """What the place has."""
+        found, self.way = self._saved.load(like), self._saved.way
+        return found
 
     def save(self, tree: Any, way: str = "") -> None:
         """Writes a checkpoint and commits it."""

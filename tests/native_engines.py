@@ -50,6 +50,7 @@ LIKELIHOODS: dict[str, Any] = {
     "poisson": likelihoods.Poisson(),
     "negative-binomial": likelihoods.NegativeBinomial(),
     "dispersion": likelihoods.NegativeBinomial(0.3),
+    "hurdle": likelihoods.Hurdle(),
     "ordinal": likelihoods.Ordinal(4),
     "ordinal, gaps": likelihoods.Ordinal(3),
     "weighted": likelihoods.Categorical(class_weights=(0.5, 2.0), ignore_index=-1),
@@ -99,6 +100,9 @@ def data(likelihood: Any, inputs: int, outputs: int, count: int = 50) -> tuple[T
         return x, torch.randint(0, 30, (count, outputs), generator=g)
     if isinstance(likelihood, likelihoods.HeteroscedasticGaussian):
         outputs //= 2
+    if isinstance(likelihood, likelihoods.Hurdle):
+        y = torch.randn(count, outputs // 3, generator=g, dtype=torch.float64)
+        return x, y.exp() * (y > -0.5)
     if isinstance(likelihood, likelihoods.Bernoulli):
         return x, torch.randint(0, 2, (count, outputs), generator=g).double()
     return x, torch.randn(count, outputs, generator=g, dtype=torch.float64)

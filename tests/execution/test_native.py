@@ -30,7 +30,9 @@ pytestmark = [
 ]
 
 #: Not drawn from in C: the general way serves.
-NOT_DRAWN = ("poisson", "negative-binomial", "dispersion", "ordinal", "ordinal, gaps", "weighted")
+NOT_DRAWN = (
+    "poisson", "negative-binomial", "dispersion", "hurdle", "ordinal", "ordinal, gaps", "weighted",
+)  # fmt: skip
 
 
 def cases() -> list[tuple[str, str, str, str, bool]]:
@@ -54,7 +56,7 @@ def test_without_noise(
         prior = "gaussian"
     if (metric, prior) == ("prior", "flat"):  # no damping: the reference itself turns 1e-15 of its
         prior = "gaussian"  # start into 6e-10
-    outputs = 1 if likelihood == "ordinal" else 2
+    outputs = {"ordinal": 1, "hurdle": 3}.get(likelihood, 2)
     model = network(4, 6, 5, outputs, activation=ACTIVATIONS[activation], bias=bool(bias))
     reference, native, state = engines(
         model, LIKELIHOODS[likelihood], data(LIKELIHOODS[likelihood], 4, outputs),
@@ -80,7 +82,7 @@ def test_with_noise(dtype: torch.dtype, activation: str) -> None:
 
 @pytest.mark.parametrize("likelihood", LIKELIHOODS)
 def test_likelihoods_in_single_precision(likelihood: str) -> None:
-    outputs = 1 if likelihood == "ordinal" else 2
+    outputs = {"ordinal": 1, "hurdle": 3}.get(likelihood, 2)
     x, y = data(LIKELIHOODS[likelihood], 4, outputs)
     reference, native, state = engines(
         network(4, 7, outputs), LIKELIHOODS[likelihood], (x.float(), y), dtype=torch.float32,

@@ -62,6 +62,33 @@ def gumbel(outputs: Tensor) -> distributions.Distribution:
     return distributions.Independent(distributions.Gumbel(outputs, 0.5), 1)
 
 
+class ZeroOrLogNormal:
+    """What scipy would say of 0 with probability 1 - q, and of a log-normal amount otherwise."""
+
+    def __init__(self, o: np.ndarray) -> None:
+        logit, mean, log_variance = np.split(o, 3)
+        self.q = expit(logit)
+        self.amount = stats.lognorm(np.exp(log_variance / 2), scale=np.exp(mean))
+
+    def logpdf(self, y: Any) -> np.ndarray:
+        there = np.asarray(y) > 0
+        amount = np.log(self.q) + self.amount.logpdf(np.where(there, y, 1.0))
+        return np.where(there, amount, np.log1p(-self.q))
+
+    def cdf(self, y: Any) -> np.ndarray:
+        return np.where(np.asarray(y) < 0, 0.0, 1 - self.q + self.q * self.amount.cdf(y))
+
+    def ppf(self, level: float) -> np.ndarray:
+        above = np.clip((level - (1 - self.q)) / self.q, 0, 1)
+        return np.where(above > 0, self.amount.ppf(above), 0.0)
+
+    def mean(self) -> np.ndarray:
+        return self.q * self.amount.mean()
+
+    def var(self) -> np.ndarray:
+        return self.q * (self.amount.var() + self.amount.mean() ** 2) - self.mean() ** 2
+
+
 QUARTER = torch.tensor(0.25, dtype=torch.float64)
 CASES = {
     "categorical": Case(likelihoods.Categorical(), (4,), lambda o: classes(softmax(o)), 4),
@@ -87,6 +114,7 @@ CASES = {
         likelihoods.HeteroscedasticGaussian(), (4,),
         lambda o: stats.norm(o[:2], np.exp(o[2:] / 2)),
     ),
+    "hurdle": Case(likelihoods.Hurdle(), (6,), ZeroOrLogNormal),
     "student-t": Case(likelihoods.StudentT(df=3, scale=0.7), (2,), lambda o: stats.t(3, o, 0.7)),
     "student-t, any df": Case(
         likelihoods.StudentT(df=7.3, scale=2.0), (1,), lambda o: stats.t(7.3, o, 2.0)
@@ -205,7 +233,11 @@ class TestContract:
             total = density(torch.arange(case.classes or 2000)).sum()
         else:
             t = torch.linspace(-16, 16, 20_001).double()  # on y = sinh t, which reaches far tails
-            total = torch.trapezoid(density(t.sinh()) * t.cosh(), t)
+            if isinstance(case.likelihood, likelihoods.Hurdle):
+                t = torch.linspace(-30, 30, 20_001).double()  # on y = e^t, and at 0
+                total = torch.trapezoid(density(t.exp()) * t.exp(), t) + density(torch.zeros(1))[0]
+            else:
+                total = torch.trapezoid(density(t.sinh()) * t.cosh(), t)
         assert float(total) == pytest.approx(float(others), rel=1e-6)
 
     @staticmethod
@@ -241,7 +273,12 @@ class TestContract:
                     if draws.ndim == 1
                     else its.cdf(draws.numpy())
                 )
-                assert stats.kstest(below.reshape(20_000, -1)[:, index], "uniform").pvalue > 1e-4
+                below = below.reshape(20_000, -1)[:, index]
+                if isinstance(its, ZeroOrLogNormal):  # at 0 anywhere below the probability of it
+                    zero = column == 0
+                    rng = np.random.default_rng(0)
+                    below = np.where(zero, below * rng.random(len(below)), below)
+                assert stats.kstest(below, "uniform").pvalue > 1e-4
 
     def test_same_key_same_draw(self, case: Case) -> None:
         outputs = outputs_of(case, 50)
@@ -373,6 +410,8 @@ def test_rmse_is_a_running_average_of_squared_residuals() -> None:
         ("Gaussian", (5, 1), torch.zeros(5).long(), TypeError, ["int64", "y.float()"]),
         ("HeteroscedasticGaussian", (5, 1), torch.zeros(5, 1), ValueError, ["give 2 per value"]),
         ("HeteroscedasticGaussian", (5, 2), torch.zeros(5).int(), TypeError, ["y.float()"]),
+        ("Hurdle", (5, 2), torch.zeros(5), ValueError, ["give 3 per value"]),
+        ("Hurdle", (5, 3), torch.full((5,), -0.5), ValueError, ["0 or positive", "-0.5"]),
         ("StudentT", (5, 2), torch.zeros(5), ValueError, ["(5,)", "(5, 2)", "agree"]),
         ("Poisson", (5, 1), torch.arange(5) - 1, ValueError, ["counts", "-1"]),
         ("Poisson", (5, 1), torch.full((5,), 0.5), ValueError, ["counts", "0.5", "Gaussian"]),

@@ -11,6 +11,7 @@ from natural_langevin.likelihoods.bernoulli import Bernoulli
 from natural_langevin.likelihoods.categorical import Categorical
 from natural_langevin.likelihoods.gaussian import Gaussian
 from natural_langevin.likelihoods.heteroscedastic import HeteroscedasticGaussian
+from natural_langevin.likelihoods.hurdle import Hurdle
 from natural_langevin.likelihoods.log_loss import LogLoss
 from natural_langevin.likelihoods.negative_binomial import NegativeBinomial
 from natural_langevin.likelihoods.ordinal import Ordinal
@@ -29,8 +30,8 @@ from natural_langevin.likelihoods.student_t import StudentT
 REGISTRY: dict[str, type[Likelihood]] = {
     kind.__name__: kind
     for kind in (
-        Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, NegativeBinomial, Ordinal,
-        Poisson, StudentT,
+        Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Hurdle, NegativeBinomial,
+        Ordinal, Poisson, StudentT,
     )
 }  # fmt: skip
 
@@ -40,6 +41,7 @@ __all__ = [
     "Categorical",
     "Gaussian",
     "HeteroscedasticGaussian",
+    "Hurdle",
     "Likelihood",
     "LogLoss",
     "NegativeBinomial",

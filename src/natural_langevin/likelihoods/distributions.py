@@ -5,8 +5,13 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any, ClassVar
+
 import torch
 from torch import Tensor, distributions
+from torch.distributions import constraints
+from torch.nn.functional import logsigmoid
 
 from natural_langevin._internal.special import incomplete_beta, poisson_cdf
 
@@ -76,3 +81,47 @@ class Levels(distributions.Categorical):
         cumulative = self.probs.cumsum(-1)
         index = value.long().clamp_min(0).unsqueeze(-1)
         return cumulative.gather(-1, index).squeeze(-1).where(value >= 0, 0.0)
+
+
+class ZeroOrLogNormal(distributions.Distribution):
+    """0 with probability 1 - q, and otherwise exp(z) with z ~ N(loc, scale^2); ``logits`` are those
+    of q. ``log_prob`` is ln of a probability at 0, and of a density above."""
+
+    arg_constraints: ClassVar[dict[str, Any]] = {}
+    support = constraints.nonnegative
+    has_rsample = False
+
+    def __init__(self, logits: Tensor, loc: Tensor, scale: Tensor) -> None:
+        self.logits, self.loc, self.scale = torch.broadcast_tensors(logits, loc, scale)
+        super().__init__(self.loc.shape, validate_args=False)
+
+    @property
+    def probs(self) -> Tensor:
+        """q, the probability of more than 0."""
+        return self.logits.sigmoid()
+
+    @property
+    def mean(self) -> Tensor:
+        return self.probs * (self.loc + self.scale.square() / 2).exp()
+
+    @property
+    def variance(self) -> Tensor:
+        second = self.probs * (2 * (self.loc + self.scale.square())).exp()
+        return second - self.mean.square()
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        there = value > 0
+        log_y = torch.where(there, value, 1.0).log()
+        z = (log_y - self.loc) / self.scale
+        amount = -0.5 * (z.square() + math.log(2 * math.pi)) - self.scale.log() - log_y
+        found = torch.where(there, logsigmoid(self.logits) + amount, logsigmoid(-self.logits))
+        return torch.where(value < 0, -torch.inf, found)
+
+    def cdf(self, value: Tensor) -> Tensor:
+        log_y = torch.where(value > 0, value, 0.0).log()
+        below = 1 - self.probs * torch.special.ndtr((self.loc - log_y) / self.scale)
+        return torch.where(value < 0, 0.0, below)
+
+    def icdf(self, value: Tensor) -> Tensor:
+        above = ((1 - value) / self.probs).clamp_max(1.0)  # P(Y > y | Y > 0)
+        return (self.loc - self.scale * torch.special.ndtri(above)).exp()

@@ -152,11 +152,21 @@ class TableFit:
         return Trial(view, plan, said, ended(run))
 
     def on_all_rows(
-        self, trial: Trial, chains: int, *, share: float = 1.0, part: float = 1.0
+        self,
+        trial: Trial,
+        chains: int,
+        *,
+        weight: float = 1.0,
+        share: float = 1.0,
+        part: float = 1.0,
     ) -> Posterior:
-        """The view's posterior of all rows, from where its chains before ended. Where time is
-        limited, it has a ``share`` of what is left up to a ``part`` of all."""
+        """The view's posterior of all rows, from where its chains before ended. Views of a mixture
+        have the steps of one run together, each by its ``weight`` (and those that are usual at
+        least). Where time is limited, it has a ``share`` of what is left up to a ``part`` of
+        all."""
         view, plan = trial.view, trial.plan
+        if plan.end is not None:
+            plan = replace(plan, end=replace(plan.end, most=round(weight * plan.end.most)))
         rows = self._repeated
         sampler = self._sampler(view, chains, len(rows))
         plan = replace(plan, draws=self.settings.draws)

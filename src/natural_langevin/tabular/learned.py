@@ -15,6 +15,7 @@ from torch.distributions import Distribution, Normal
 
 from natural_langevin._internal.atomic import write
 from natural_langevin._internal.checked_json import read_json, with_checksum, without_checksum
+from natural_langevin.likelihoods.distributions import ZeroOrLogNormal
 from natural_langevin.metrics.conformal import threshold
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.tabular.crossvalidation import networks
@@ -220,5 +221,8 @@ def _joined(parts: list[tuple[Networks, Outcome, float]]) -> Distribution:
     if isinstance(laws[0], Normal):
         locs, scales = zip(*[(law.loc, law.scale.expand_as(law.loc)) for law in laws], strict=True)  # type: ignore[attr-defined]
         return Normal(torch.cat(locs), torch.cat(scales), validate_args=False)
+    if isinstance(laws[0], ZeroOrLogNormal):
+        own = [(law.logits, law.loc, law.scale) for law in laws]  # type: ignore[attr-defined]
+        return ZeroOrLogNormal(*map(torch.cat, zip(*own, strict=True)))
     outcome = parts[0][1]
     return Networks(torch.cat([said.outputs for said, _, _ in parts]), None).law(outcome)

@@ -2,7 +2,7 @@
 
 A real target is sampled as u = (y - mean) / scale, or u = (ln y - mean) / scale; its density is
 that of u times |du/dy|, exactly, so that both can be compared and neither needs to be undone by
-guesswork.
+guesswork. Of amounts with many zeros ("hurdle") u = exp((ln y - mean) / scale), and 0 stays 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KINDS = {
     "classification": ("categorical",),
     "ordinal": ("ordinal",),
     "multilabel": ("bernoulli",),
-    "regression": ("constant", "varying"),
+    "regression": ("constant", "varying", "hurdle"),
     "count": ("poisson", "overdispersed"),
 }
 #: Positive targets more skewed than this are also tried as their logarithm.
@@ -33,6 +33,9 @@ SKEWED = 1.0
 #: Rows that it takes to say that a target is never negative, or never above one of these, and the
 #: share of them that must be near it.
 FEWEST_BOUNDED, UPPER, NEAR_THE_END = 20, (1.0, 100.0), 0.02
+#: The share of rows that are exactly 0, and the number of positive ones, from which on amounts are
+#: tried in two parts: whether there is one, and how much.
+MANY_ZEROS, FEWEST_AMOUNTS = 0.1, 20
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class Outcome:
             "bernoulli": likelihoods.Bernoulli,
             "constant": lambda: likelihoods.Gaussian(sigma="rmse"),
             "varying": likelihoods.HeteroscedasticGaussian,
+            "hurdle": likelihoods.Hurdle,
             "poisson": likelihoods.Poisson,
             "overdispersed": likelihoods.NegativeBinomial,
         }
@@ -74,12 +78,16 @@ class Outcome:
         return self.task == "regression"
 
     @property
+    def two_parts(self) -> bool:
+        """Whether it is asked first if there is an amount at all, and then how large it is."""
+        return self.noise == "hurdle"
+
+    @property
     def outputs(self) -> int:
         """How many outputs the network needs."""
         if self.task == "ordinal":  # a latent value and the gaps between levels
             return self.classes - 1
-        twice = self.noise in ("varying", "overdispersed")
-        return self.classes or len(self.mean) * (2 if twice else 1)
+        return self.classes or len(self.mean) * self.likelihood.outputs_per_target
 
     def network(self, inputs: int, settings: Settings) -> nn.Module:
         """A new, untrained network for so many inputs."""
@@ -96,8 +104,9 @@ class Outcome:
         """Targets (n,) of classes, or (n, target) in their own units, as they are sampled."""
         if self.classes or not self.real:
             return y
-        values = y.log() if self.log else y
-        return (values - y.new_tensor(self.mean)) / y.new_tensor(self.scale)
+        values = y.log() if self.log or self.two_parts else y
+        found = (values - y.new_tensor(self.mean)) / y.new_tensor(self.scale)
+        return found.exp() if self.two_parts else found
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -149,7 +158,7 @@ def outcomes(
         return [Outcome(task, KINDS[task][0], classes=classes or int(y.max()) + 1)]
     share = torch.full((len(y),), 1 / len(y), dtype=y.dtype) if weights is None else weights
     share = (share / share.sum())[:, None]
-    kinds = KINDS[task] if settings.noise == AUTO else (settings.noise,)
+    kinds: tuple[str, ...] = KINDS[task] if settings.noise == AUTO else (settings.noise,)
     if unknown := [kind for kind in kinds if kind not in KINDS[task]]:
         raise DataError(f"noise must be one of {KINDS[task]}, got {unknown[0]!r}")
     if task == "multilabel":
@@ -159,6 +168,13 @@ def outcomes(
         return [Outcome(task, kind, mean=tuple(mean.tolist())) for kind in kinds]
     count = len(y) if weights is None else float(weights.sum())
     found, upper = [], _upper(y, share, count)
+    amounts = _amounts(y, share, upper)
+    if kinds == ("hurdle",) and amounts is None:
+        raise DataError(
+            'noise="hurdle" needs one target of amounts, none negative, with zeros and with at '
+            f"least {FEWEST_AMOUNTS} that are not"
+        )
+    kinds, plain = tuple(kind for kind in kinds if kind != "hurdle"), kinds
     bounded = upper is not None or _bounded(y, share, count)
     for log in _logs(y, share, settings.log):
         values = y.log() if log else y
@@ -169,13 +185,35 @@ def outcomes(
         spread = (share * (values / largest - centre).square()).sum(0).sqrt()
         mean, scale = centre * largest, torch.where(spread > 0, spread * largest, 1.0)
         one = Outcome(
-            task, kinds[0], mean=tuple(mean.tolist()), scale=tuple(scale.tolist()), log=log,
+            task, "constant", mean=tuple(mean.tolist()), scale=tuple(scale.tolist()), log=log,
             bounded=bounded and not log, upper=upper,
             largest=float(y[share[:, 0] > 0].max()) if log else None,
             ends=() if log else tuple(zip(y.amin(0).tolist(), y.amax(0).tolist(), strict=True)),
         )  # fmt: skip
         found += [replace(one, noise=kind) for kind in kinds]
+    often = float(share[y[:, 0] == 0].sum()) >= MANY_ZEROS
+    if amounts is not None and "hurdle" in plain and (often or not kinds):
+        found.append(amounts)
     return found
+
+
+def _amounts(y: Tensor, share: Tensor, upper: float | None) -> Outcome | None:
+    """Amounts in two parts, with the mean and deviation of the logarithms of positive ones; None
+    where targets are no amounts with zeros, or too few are positive."""
+    counted = share[:, 0] > 0
+    if y.shape[1] > 1 or upper is not None or bool((y[counted] < 0).any()):
+        return None
+    there = (y[:, 0] > 0) & counted
+    if int(there.sum()) < FEWEST_AMOUNTS or bool(there[counted].all()):
+        return None
+    values, weight = y[there].log(), share[there] / share[there].sum()
+    mean = (weight * values).sum(0)
+    spread = (weight * (values - mean).square()).sum(0).sqrt()
+    scale = torch.where(spread > 0, spread, 1.0)
+    return Outcome(
+        "regression", "hurdle", mean=tuple(mean.tolist()), scale=tuple(scale.tolist()),
+        largest=float(y[there].max()),
+    )  # fmt: skip
 
 
 def _logs(y: Tensor, share: Tensor, asked: bool | str) -> tuple[bool, ...]:

@@ -24,19 +24,20 @@ FORMULA = "=+-@\uff1d\uff0b\uff0d\uff20"
 CHUNK = 1000
 
 
-def columns(run: Run, interval: float = INTERVAL) -> list[str]:
+def columns(run: Run, interval: float = INTERVAL, *, zero: bool = False) -> list[str]:
     """The columns that predictions have, in order.
 
     Classes: the most probable one, every class's probability, and entropies in nats. Numbers: mean,
     median and standard deviation, the ends of a central interval, and the deviation from the two
-    sources.
+    sources; of amounts in two parts (``zero``) also the probability of 0.
     The last says what was odd about a row; one that cannot be predicted has nothing else.
     """
     if run.target.classes:
         probabilities = [f"p({name})" for name in run.target.classes]
         return ["prediction", *probabilities, "total", "aleatoric", "epistemic", "note"]
     low, high = (f"q{100 * level:g}" for level in ends(interval))
-    return ["mean", "median", "sd", low, high, "aleatoric_sd", "epistemic_sd", "note"]
+    parts = ["p(0)"] if zero else []
+    return ["mean", "median", "sd", low, high, "aleatoric_sd", "epistemic_sd", *parts, "note"]
 
 
 def ends(interval: float) -> tuple[float, float]:
@@ -73,7 +74,7 @@ def write_predictions(
                 f"{did_you_mean(name, tuple(source.names))}"
             )
     writer, shown = csv.writer(out, lineterminator="\n"), str if formulas else escaped
-    header = columns(run, interval)
+    header = columns(run, interval, zero=learned.outcome.two_parts)
     writer.writerow(map(shown, [*keep, *header]))
     count = noted = unpredicted = 0
     for chunk in source.chunks(CHUNK):
@@ -126,5 +127,6 @@ def _number_rows(learned: Learned, x: Tensor, levels: tuple[float, float]) -> It
     p = learned.predictive(x)
     low, middle, high = (p.quantile(level) for level in (levels[0], 0.5, levels[1]))
     spreads = np.sqrt(p.aleatoric), np.sqrt(p.epistemic)
-    for row in np.stack([p.mean, middle, p.std, low, high, *spreads], 1).tolist():
+    parts = [] if p.zero is None else [p.zero]
+    for row in np.stack([p.mean, middle, p.std, low, high, *spreads, *parts], 1).tolist():
         yield [f"{value:.7g}" for value in row]

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributions import Bernoulli, Distribution, Normal
 
+from natural_langevin.likelihoods.distributions import ZeroOrLogNormal
 from natural_langevin.likelihoods.mixtures import check_level, search
 from natural_langevin.tabular.outcome import Outcome
 
@@ -29,6 +30,8 @@ Array = NDArray[Any]
 FAR = 6.0
 #: In units of the largest training target, and the level of the interval that holds every mean.
 BEYOND, MEAN_WITHIN = 2.0, 0.99
+#: Standard deviations within which quantiles are searched for, and sqrt(2 pi).
+_FURTHEST, _ROOT = 12.0, math.sqrt(2 * math.pi)
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Networks:
 
     def law(self, outcome: Outcome, scale: float | Tensor = 1.0) -> Distribution:
         """p(u | x, theta) of every network on the sampled scale, (network, n, target); normal noise
-        is multiplied by ``scale``."""
+        (of a positive amount's logarithm too) is multiplied by ``scale``."""
         state = {}
         if self.variance is not None:
             state = {"variance": self.variance.double().reshape(-1, 1, 1)}
@@ -56,6 +59,8 @@ class Networks:
         assert law is not None
         if isinstance(law, Normal):
             law = Normal(law.loc, scale * law.scale, validate_args=False)
+        if isinstance(law, ZeroOrLogNormal):
+            law = ZeroOrLogNormal(law.logits, law.loc, scale * law.scale)
         return law
 
 
@@ -68,11 +73,12 @@ class Predictive:
     those of y, and ``log_prob`` is z's density or, at 0 and at c, ln of the probability that y has
     there (beyond them -inf). Of a target whose logarithm is sampled, means and variances are those
     of min(y, c), c BEYOND times the largest training target (at most ``FAR`` standard deviations of
-    their logarithms above the mean): a single network that is very unsure of its noise would make
-    the mean of all infinite. And the mean is never outside the central interval of MEAN_WITHIN:
-    beyond it, a few networks alone would say what it is. Of any other real target a network's mean
-    counts in the mean of all as no further beyond the training targets than these are wide; how far
-    networks are apart is not bounded. Medians and intervals need no bound."""
+    their logarithms above the mean; so are those of amounts in two parts): a single network that is
+    very unsure of its noise would make the mean of all infinite. And the mean is never outside the
+    central interval of MEAN_WITHIN: beyond it, a few networks alone would say what it is. Of any
+    other real target a network's mean counts in the mean of all as no further beyond the training
+    targets than these are wide; how far networks are apart is not bounded. Medians and intervals
+    need no bound."""
 
     def __init__(self, outcome: Outcome, law: Distribution, weights: Tensor, *, flat: bool) -> None:
         self._outcome, self._law, self._flat = outcome, law, flat
@@ -88,6 +94,13 @@ class Predictive:
     def bounded(self) -> bool:
         """Whether nothing is below 0, though the noise is normal."""
         return self._outcome.bounded and isinstance(self._law, Normal)
+
+    @property
+    def zero(self) -> Array | None:
+        """P(y = 0), where that was learned as a part of its own; None elsewhere."""
+        if not isinstance(self._law, ZeroOrLogNormal):
+            return None
+        return self._shaped(self._average(1 - self._law.probs))
 
     @property
     def mean(self) -> Array:
@@ -147,6 +160,8 @@ class Predictive:
         check_level(level)
         if isinstance(self._law, Normal):
             return self._shaped(self._own(self._normal_quantile(self._law, level)))
+        if isinstance(self._law, ZeroOrLogNormal):
+            return self._shaped(self._own(self._amount_quantile(self._law, level)))
         high = (self._average(self._law.mean) + 1).ceil()
         low = torch.full_like(high, -1.0)
         while bool((self._cdf(high) < level).any()):
@@ -167,6 +182,19 @@ class Predictive:
             own.amin(0), own.amax(0), start=mean + z * whole,
         )  # fmt: skip
 
+    def _amount_quantile(self, law: ZeroOrLogNormal, level: float) -> Tensor:
+        """On the sampled scale: 0 up to the probability of it, then by the logarithm."""
+        none = self._average(1 - law.probs)
+        low, high = ((law.loc + z * law.scale) for z in (-_FURTHEST, _FURTHEST))
+        wanted = torch.maximum(none, torch.tensor(level)).clamp_max(1 - 1e-15)
+
+        def density(t: Tensor) -> Tensor:
+            z = (t - law.loc) / law.scale
+            return self._average(law.probs * torch.exp(-0.5 * z.square()) / law.scale) / _ROOT
+
+        found = search(lambda t: self._cdf(t.exp()), density, wanted, low.amin(0), high.amax(0))
+        return torch.where(none >= level, 0.0, found.exp())
+
     def interval(self, level: float = 0.9) -> tuple[Array, Array]:
         """The ends of the central interval of this probability."""
         check_level(level)
@@ -182,6 +210,10 @@ class Predictive:
         variance = law.variance.expand_as(law.mean).numpy()[chosen, rows]
         if isinstance(law, Normal):
             return self._shaped(self._own(torch.from_numpy(rng.normal(mean, np.sqrt(variance)))))
+        if isinstance(law, ZeroOrLogNormal):
+            q, loc, scale = (v.numpy()[chosen, rows] for v in (law.probs, law.loc, law.scale))
+            u = np.exp(rng.normal(loc, scale)) * (rng.random(q.shape) < q)
+            return self._shaped(self._own(torch.from_numpy(u)))
         if self._outcome.noise == "bernoulli":
             drawn = (rng.random(mean.shape) < mean).astype(np.float64)
             return self._shaped(torch.from_numpy(drawn))
@@ -203,18 +235,26 @@ class Predictive:
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor]:
         """Every network's mean and variance, (network, n, target), in the target's own units."""
-        mean, variance = self._law.mean, self._law.variance.expand_as(self._law.mean)
+        law = self._law
+        if isinstance(law, ZeroOrLogNormal):  # of the amount's logarithm, at first
+            mean, variance = law.loc, law.scale.square()
+        else:
+            mean, variance = law.mean, law.variance.expand_as(law.mean)
         if not self._outcome.real:
             return mean, variance
         mean, variance = self._mean + self._scale * mean, self._scale**2 * variance
         if self.bounded:
             return _censored(mean, variance, self.upper)
-        if not self._outcome.log:
+        if not (self._outcome.log or self._outcome.two_parts):
             return mean, variance
         cap = (self._mean + FAR * self._scale).clamp_max(math.log(self.upper))
         if self._outcome.largest is not None:
             cap = cap.clamp_max(math.log(BEYOND * self._outcome.largest))
-        return _limited(mean, variance, cap)
+        mean, variance = _limited(mean, variance, cap)
+        if not isinstance(law, ZeroOrLogNormal):
+            return mean, variance
+        q = law.probs
+        return q * mean, q * variance + q * (1 - q) * mean.square()
 
     def _average(self, values: Tensor) -> Tensor:
         return torch.tensordot(self._weights, values, 1)
@@ -227,12 +267,19 @@ class Predictive:
         if not self._outcome.real:
             return y, torch.zeros_like(y)
         jacobian = -self._scale.log().expand_as(y)
+        if self._outcome.two_parts:
+            there, log_y = y > 0, torch.where(y > 0, y, 1.0).log()
+            log_u = (log_y - self._mean) / self._scale
+            u = torch.where(there, log_u.exp(), torch.where(y < 0, -1.0, 0.0))
+            return u, torch.where(there, jacobian + log_u - log_y, 0.0)
         if self._outcome.log:
             log_y = torch.where(y > 0, y, 0.0).log()
             y, jacobian = log_y, jacobian - log_y.nan_to_num(0.0, neginf=0.0)
         return (y - self._mean) / self._scale, jacobian
 
     def _own(self, u: Tensor) -> Tensor:
+        if self._outcome.two_parts:
+            return (self._mean + self._scale * u.log()).exp()
         y = self._mean + self._scale * u
         y = y.clamp_min(0.0) if self.bounded else y
         return (y.exp() if self._outcome.log else y).clamp_max(self.upper)

@@ -187,7 +187,8 @@ class Trials:
 
 def _mixes(one: Outcome, other: Outcome) -> bool:
     """Whether predictions of two outcomes are on one scale, with laws of one kind."""
-    return one == other or (one.real and other.real and one.log == other.log)
+    alike = one.log == other.log and one.two_parts == other.two_parts
+    return one == other or (one.real and other.real and alike)
 
 
 def _held_out(trial: Trial) -> HeldOut:
@@ -245,8 +246,8 @@ def _on_all_rows(fit: TableFit, trials: Sequence[Trial], weighed: Weighed) -> Le
         rest = sum(weighed.weight[j] for j in left[place:])
         try:
             posterior = fit.on_all_rows(
-                trial, max(min(2, chains), round(weight * chains)), share=weight / rest,
-                part=RUNNING,
+                trial, max(min(2, chains), round(weight * chains)), weight=weight,
+                share=weight / rest, part=RUNNING,
             )  # fmt: skip
         except DivergenceError:
             if k == left[-1] and not members:

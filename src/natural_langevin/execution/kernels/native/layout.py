@@ -23,7 +23,7 @@ PRIORS = (
 )  # fmt: skip
 LIKELIHOODS = (
     "categorical", "bernoulli", "gaussian", "heteroscedastic", "poisson", "negative_binomial",
-    "ordinal", "student_t",
+    "ordinal", "student_t", "hurdle",
 )  # fmt: skip
 
 

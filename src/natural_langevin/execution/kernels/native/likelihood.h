@@ -128,6 +128,32 @@ static void heteroscedastic(const Run *run, const Outputs *o) {
     }
 }
 
+// Three outputs per target: logits of more than 0, then means and logarithms of variances of ln y.
+// Targets are ln y, of 0 NONE; ln y as a term of the loss is an offset.
+#define NONE ((real)-1e30)
+static void hurdle(const Run *run, const Outputs *o) {
+    SAMPLES o->loss[n] = 0;
+    for (int64_t k = 0; k < run->targets; ++k) {
+        const int64_t second = (k + run->targets) * o->stride;
+        const int64_t third = (k + 2 * run->targets) * o->stride;
+        const real *restrict logit = o->z + k * o->stride, *restrict mean = o->z + second;
+        const real *restrict log_variance = o->z + third;
+        real *restrict d = o->d + k * o->stride, *restrict d_mean = o->d + second;
+        real *restrict d_log = o->d + third, *restrict loss = o->loss, *restrict target = o->total;
+        SAMPLES target[n] = run->y[o->rows[n] * run->targets + k];
+        SAMPLES {
+            const int there = target[n] > NONE;
+            const real f = logit[n], r = there ? target[n] - mean[n] : 0;
+            const real precision = exp_(-log_variance[n]), square = r * r * precision;
+            const real amount = (real)0.5 * (square + log_variance[n] + (real)1.8378770664093454836);
+            loss[n] += softplus_(f) + (there ? amount - f : 0);
+            d[n] = sigmoid_(f) - (real)there;
+            d_mean[n] = -r * precision;
+            d_log[n] = there ? (real)0.5 * (1 - square) : 0;
+        }
+    }
+}
+
 // ln Gamma(r + y) - ln Gamma(r) for a count y, and its derivative by r: eight factors as they are,
 // and beyond them Stirling's series, whose next term is below 1e-10 from 8 on.
 static double log_rising(double r, int64_t y, double *derivative) {
@@ -291,6 +317,7 @@ static double losses(const Run *run, const Outputs *o) {
     case NEGATIVE_BINOMIAL: negative_binomial(run, o); break;
     case ORDINAL: ordinal(run, o); break;
     case STUDENT: student(run, o); break;
+    case HURDLE: hurdle(run, o); break;
     }
     if (o->own && run->likelihood != NEGATIVE_BINOMIAL) by_width(run, o);
     if (run->weight) {

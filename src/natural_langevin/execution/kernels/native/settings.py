@@ -134,9 +134,12 @@ _LIKELIHOODS = {
     "NegativeBinomial": ("negative_binomial", 2),
     "Ordinal": ("ordinal", None),
     "StudentT": ("student_t", 1),
+    "Hurdle": ("hurdle", 3),
 }
 #: Those whose labels cannot be drawn here.
-_NOT_DRAWN = {"Poisson", "NegativeBinomial", "Ordinal"}
+_NOT_DRAWN = {"Poisson", "NegativeBinomial", "Ordinal", "Hurdle"}
+#: The logarithm of an amount of 0, as likelihood.h has it.
+_NONE = -1e30
 
 
 class Law(NamedTuple):
@@ -182,6 +185,10 @@ def targets(one: Any, y: Tensor, outputs: int, dtype: torch.dtype) -> Targets:
     values = y.detach().reshape(len(y), -1).to(dtype).contiguous()
     if values.shape[1] * per_target + (one.own_parameter is not None) != outputs:
         raise UnsupportedError(f"{values.shape[1]} targets for {outputs} outputs")
+    if type(one).__name__ == "Hurdle":
+        logarithms = torch.where(values > 0, values, 1.0).log()
+        marked = torch.where(values > 0, logarithms, _NONE)
+        return Targets(values=marked, offset=logarithms.sum(1))
     counts = type(one).__name__ in ("Poisson", "NegativeBinomial")
     constant = torch.lgamma(values + 1).sum(1) if counts else None
     return Targets(values=values, offset=constant)

@@ -1,0 +1,98 @@
+"""Amounts with many zeros: the two parts against numbers from the definition, and when they are
+tried."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from natural_langevin.data.errors import DataError
+from natural_langevin.tabular.outcome import Outcome, outcomes
+from natural_langevin.tabular.predictive import Networks, Predictive
+from natural_langevin.tabular.recipe import learn
+from natural_langevin.tabular.settings import Settings
+
+
+def amounts(zeros: float = 0.5, rows: int = 200) -> torch.Tensor:
+    rng = np.random.default_rng(0)
+    y = np.exp(rng.normal(3.0, 0.5, rows)) * (rng.random(rows) >= zeros)
+    return torch.from_numpy(y)[:, None]
+
+
+def kinds(y: torch.Tensor, **settings: object) -> list[str]:
+    return [one.noise for one in outcomes("regression", y, Settings(**settings))]  # type: ignore[arg-type]
+
+
+def test_two_parts_are_tried_where_a_tenth_is_zero_and_nothing_negative() -> None:
+    assert kinds(amounts(0.5)) == ["constant", "varying", "hurdle"]
+    assert kinds(amounts(0.02)) == ["constant", "varying"]
+    assert "hurdle" not in kinds(amounts(0.5) - 1.0)
+    assert "hurdle" not in kinds(amounts(0.95))  # ten amounts say little
+    assert kinds(amounts(0.02), noise="hurdle") == ["hurdle"]
+    with pytest.raises(DataError, match="needs one target of amounts"):
+        kinds(amounts(0.5) - 1.0, noise="hurdle")
+
+
+def predicted() -> tuple[Predictive, Outcome, np.ndarray]:
+    """Two networks of weights .3 and .7 for three rows, and their q, mean and deviation of ln y."""
+    outcome = outcomes("regression", amounts(), Settings(noise="hurdle"))[0]
+    outputs = torch.tensor([[[0.4, 0.1, -1.0], [-1.0, 0.5, 0.0], [-6.0, 0.0, -0.5]],
+                            [[1.0, -0.3, -2.0], [-0.5, 0.2, -1.0], [-7.0, 0.4, 0.2]]])  # fmt: skip
+    law = Networks(outputs, None).law(outcome, 1.4)
+    parts = outputs.double().numpy()
+    (mean,), (scale,) = outcome.mean, outcome.scale
+    own = np.stack([1 / (1 + np.exp(-parts[..., 0])), mean + scale * parts[..., 1],
+                    1.4 * scale * np.exp(parts[..., 2] / 2)])  # fmt: skip
+    weights = torch.tensor([0.3, 0.7])
+    return Predictive(outcome, law, weights, flat=True), outcome, own
+
+
+def test_probabilities_are_those_of_the_mixture() -> None:
+    p, _, (q, mean, sd) = predicted()
+    weights = np.array([[0.3], [0.7]])
+    np.testing.assert_allclose(p.zero, (weights * (1 - q)).sum(0), rtol=1e-7)
+    np.testing.assert_allclose(np.exp(p.log_prob(np.zeros(3))), p.zero, rtol=1e-7)
+    y = np.array([5.0, 20.0, 60.0])
+    density = (weights * q * stats.lognorm(sd, scale=np.exp(mean)).pdf(y)).sum(0)
+    np.testing.assert_allclose(np.exp(p.log_prob(y)), density, rtol=1e-6)
+    below = (weights * (1 - q + q * stats.lognorm(sd, scale=np.exp(mean)).cdf(y))).sum(0)
+    np.testing.assert_allclose(p.cdf(y), below, rtol=1e-7)
+    assert (p.log_prob(-y) == -np.inf).all()
+    assert (p.cdf(-y) == 0).all()
+
+
+def test_quantiles_moments_and_draws_agree() -> None:
+    p, outcome, (q, mean, sd) = predicted()
+    for level in (0.05, 0.5, 0.95):
+        y = p.quantile(level)
+        zero = np.asarray(p.zero) >= level
+        assert (y[zero] == 0).all()
+        assert (y[~zero] > 0).all()
+        np.testing.assert_allclose(p.cdf(y)[~zero], level, rtol=1e-7)
+    draws = p.sample(40_000, seed=1)
+    error = np.sqrt(np.asarray(p.zero) * (1 - np.asarray(p.zero)) / 40_000)
+    assert (np.abs((draws == 0).mean(0) - p.zero) < 5 * error).all()
+    assert outcome.largest is not None
+    limited = np.minimum(draws, 2 * outcome.largest)
+    error = limited.std(0) / 200
+    assert (np.abs(limited.mean(0) - p.mean) < 5 * error).all()
+    np.testing.assert_allclose(limited.std(0), p.std, rtol=0.1)
+    plain = (np.array([[0.3], [0.7]]) * q * np.exp(mean + sd**2 / 2)).sum(0)
+    assert (p.mean <= plain * (1 + 1e-9)).all()
+    assert (p.mean > 0.5 * plain).all()
+
+
+def test_a_table_of_half_zeros_is_learned_in_two_parts() -> None:
+    """Half of the rows have no amount, by the first column: the second part says how much."""
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.normal(size=(120, 2)))
+    y = torch.where(x[:, :1] > 0, (2 + x[:, 1:] / 2).exp(), 0.0)
+    learned = learn(x, y, "regression", Settings(noise="hurdle", steps=300, folds=2, hidden=(10,)))
+    found = learned.predictive(x)
+    assert found.zero is not None
+    there = y[:, 0].numpy() > 0
+    assert found.zero[there].mean() < 0.3
+    assert found.zero[~there].mean() > 0.7
+    assert found.mean[there].mean() > 3 * found.mean[~there].mean()

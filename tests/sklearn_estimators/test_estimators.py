@@ -8,6 +8,7 @@ import pickle
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 from numpy.testing import assert_allclose
 from scipy import sparse
 from sklearn.base import clone
@@ -28,7 +29,8 @@ FAST = {"hidden_layer_sizes": (16,), "steps": 80, "chains": 2, "step_size": 0.00
 
 
 #: Weighted rows are repeated rows, one after another; the check has them in another order, and
-#: which rows the way down holds out goes by the order (see test_a_weight_of_two_is_a_row_twice).
+#: which rows the way down holds out goes by the order. The posterior is the same: see
+#: test_weighted_and_repeated_rows_are_one_posterior_whatever_their_order.
 BY_ORDER = {
     f"check_sample_weight_equivalence_on_{kind}_data": "draws depend on the order of rows"
     for kind in ("dense", "sparse")
@@ -238,6 +240,31 @@ def test_a_weight_of_two_is_a_row_twice(friedman):
     assert_allclose(one.predict(X), many.predict(X), rtol=1e-6)
     part = NaturalLangevinRegressor(**options).fit(X, y, sample_weight=weight / 3)
     assert part.posterior_.config["num_data"] == round(weight.sum() / 3)
+
+
+def test_weighted_and_repeated_rows_are_one_posterior_whatever_their_order():
+    """Minibatches, so that draws differ. Chains are independent: Student's t of two runs at every
+    input, of which the largest passes its limit once in a thousand where the posteriors agree."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(40, 2))
+    y = (X[:, 0] + rng.normal(size=40) > 0).astype(int)
+    weight = np.where(y == 1, rng.integers(1, 5, size=40), rng.integers(0, 2, size=40))
+    rows = rng.permutation(np.repeat(np.arange(40), weight))
+    at, chains = rng.normal(size=(10, 2)), 8
+    settings = {"steps": 800, "chains": chains, "folds": 0, "step_size": 0.02, "batch_size": 20}
+
+    def by_chain(x, y, **options):
+        model = NaturalLangevinClassifier((3,), random_state=0, **settings).fit(x, y, **options)
+        samples = model.posterior_.predict(model.network_inputs(at), calibrated=False).samples
+        return samples[..., 1].reshape(chains, -1, len(at)).mean(1).numpy()
+
+    def largest(one, other):
+        return np.abs(scipy.stats.ttest_ind(one, other).statistic).max()
+
+    limit = scipy.stats.t.isf(0.001 / 2 / len(at), 2 * chains - 2)
+    weighted = by_chain(X, y, sample_weight=weight)
+    assert 0 < largest(weighted, by_chain(X[rows], y[rows])) < limit
+    assert largest(weighted, by_chain(X, y)) > 2 * limit
 
 
 def test_balanced_weights_move_probabilities_to_the_rare_class():

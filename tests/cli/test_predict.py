@@ -8,6 +8,7 @@ import os
 import tracemalloc
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -236,3 +237,24 @@ def test_memory_does_not_grow_with_the_file(classes, monkeypatch):
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak < 2_000_000
+
+
+@pytest.mark.parametrize(("ending", "package"), [("xlsx", "openpyxl"), ("parquet", "pyarrow")])
+def test_excel_and_parquet_in_and_out(classes, tmp_path, ending, package):
+    """The same numbers as from CSV to CSV."""
+    pytest.importorskip(package)
+    table = flowers(tmp_path / "new.csv", rows=5, seed=5)
+    frame = pd.read_csv(table)
+    given, out = tmp_path / f"new.{ending}", tmp_path / f"p.{ending}"
+    if ending == "xlsx":
+        frame.to_excel(given, index=False)
+    else:
+        frame.to_parquet(given)
+    assert run("predict", classes, table, "--out", tmp_path / "p.csv").exit_code == 0
+    assert run("predict", classes, given, "--out", out).exit_code == 0
+    found = pd.read_excel(out) if ending == "xlsx" else pd.read_parquet(out)
+    wanted = pd.read_csv(tmp_path / "p.csv")
+    assert list(found.columns) == list(wanted.columns)
+    assert found["prediction"].tolist() == wanted["prediction"].tolist()
+    numbers = [name for name in wanted.columns if name not in ("prediction", "note")]
+    np.testing.assert_allclose(found[numbers], wanted[numbers], rtol=1e-12)

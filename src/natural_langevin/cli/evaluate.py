@@ -28,7 +28,8 @@ from natural_langevin.tabular.run import Run, load_learned, load_run
 def evaluate(
     folder: Path = typer.Argument(metavar="RUN", help="Folder of a finished training run."),
     data: str = typer.Argument(
-        metavar="DATA", help="CSV or NPZ file with the target, - (standard input), or a dataset."
+        metavar="DATA",
+        help="CSV, Excel, Parquet or NPZ file with the target, - (standard input), or a dataset.",
     ),
     json: Path | None = typer.Option(
         None, metavar="FILE", help="Also write scores, curves and diagnosis to this JSON file."

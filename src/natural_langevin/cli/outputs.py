@@ -13,6 +13,7 @@ from typing import Any, TextIO, cast
 from natural_langevin._internal.atomic import output
 from natural_langevin._internal.messages import visible
 from natural_langevin.cli.errors import UsageError
+from natural_langevin.data import frame_files
 
 #: What a run's folder is read from.
 READ = (".json", ".safetensors")
@@ -45,7 +46,8 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 @contextlib.contextmanager
 def text_output(out: str) -> Iterator[TextIO]:
-    """UTF-8 whatever the terminal speaks: it is a file that somebody reads. "-" is stdout."""
+    """UTF-8 whatever the terminal speaks: it is a file that somebody reads. "-" is stdout. What is
+    written under a name of Excel or Parquet becomes such a file, in memory."""
     if out == "-":
         sys.stdout.flush()
         if sys.stdout.isatty():
@@ -61,6 +63,14 @@ def text_output(out: str) -> Iterator[TextIO]:
         return
     if not out or out.endswith(os.sep):
         raise UsageError(f"--out must be the name of a file, got {out!r}")
+    kind = frame_files.kind_of(out)
+    if kind is not None:
+        frame_files.check_installed(kind)
+        with output(Path(out)) as handle:
+            rows = io.StringIO(newline="")
+            yield rows
+            frame_files.write(rows.getvalue(), kind, handle)
+        return
     with output(Path(out)) as handle:
         text = io.TextIOWrapper(handle, encoding="utf-8", newline="")
         yield text

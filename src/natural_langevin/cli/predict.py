@@ -1,4 +1,4 @@
-"""``natural-langevin predict``: CSV in, CSV out, with uncertainty."""
+"""``natural-langevin predict``: a table in, a table out, with uncertainty."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ from natural_langevin.tabular.run import load_learned, load_run
 def predict(
     folder: Path = typer.Argument(metavar="RUN", help="Folder of a finished training run."),
     data: str = typer.Argument(
-        metavar="DATA", help="CSV or NPZ file, - for CSV on standard input, or a dataset."
+        metavar="DATA",
+        help="CSV, Excel, Parquet or NPZ file, - for CSV on standard input, or a dataset.",
     ),
-    out: str = typer.Option("-", metavar="FILE", help="CSV file to write; - is standard output."),
+    out: str = typer.Option(
+        "-", metavar="FILE", help="CSV, .xlsx or .parquet file to write; - is standard output."
+    ),
     keep: list[str] = typer.Option(
         [], metavar="COLUMN", help="Copy this column to the output (repeatable)."
     ),
@@ -40,7 +43,7 @@ def predict(
     each, and total, aleatoric (noise) and epistemic (lack of data) uncertainty in nats. Numbers:
     mean, standard deviation, interval, and the deviations of noise and of lack of data. A last
     column, note, says which cells of a row were missing, new or unreadable. The file appears whole
-    or not at all, and may be larger than memory. A spreadsheet takes text that begins with = + - @
+    or not at all; CSV may be larger than memory. A spreadsheet takes text that begins with = + - @
     for a formula: it gets an apostrophe in front (numbers stay as they are).
 
     Examples:

@@ -30,10 +30,10 @@ INTERRUPTED = 130  # what a shell expects of a program stopped by Ctrl-C
 def train(
     data: str = typer.Argument(
         metavar="DATA",
-        help="CSV file with a header, NPZ file of x and y, digits or mnist.",
+        help="CSV, Excel or Parquet file with a header, NPZ file of x and y, digits or mnist.",
         show_default=False,
     ),
-    target: str | None = typer.Option(None, metavar="COLUMN", help="Column to predict (CSV)."),
+    target: str | None = typer.Option(None, metavar="COLUMN", help="Column to predict."),
     out: Path | None = typer.Option(
         None, metavar="FOLDER", help="Folder of the run [default: runs/ and the data's name]."
     ),

@@ -4,7 +4,7 @@ row's place, so that a message can say "people.csv, line 17"."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -152,8 +152,9 @@ def joined(parts: list[pd.Series]) -> pd.Series:
     return pd.Series(pd.api.types.union_categoricals(parts), index=index)
 
 
-def from_frame(frame: Any) -> Table:
-    """A pandas or polars frame: numbers stay numbers, words become categories, times stay times."""
+def from_frame(frame: Any, *, words: Collection[str] = ()) -> Table:
+    """A pandas or polars frame: numbers stay numbers, words become categories, times stay times. In
+    the columns ``words`` those of WORDS are cells as well."""
     pd = need_pandas()
     if not isinstance(frame, pd.DataFrame):  # polars; its own to_pandas would need pyarrow
         frame = pd.DataFrame(frame.to_dict(as_series=False))
@@ -172,7 +173,8 @@ def from_frame(frame: Any) -> Table:
             columns[str(name)] = pd.to_datetime(cells, utc=True, errors="coerce")
         else:
             text = cells.astype(object)
-            columns[str(name)] = compact(text.where(text.notna(), "").astype(str))
+            text = text.where(text.notna(), "").astype(str)
+            columns[str(name)] = compact(text, classes=name in words)
     if len(columns) < frame.shape[1]:
         names = [str(name) for name in frame.columns]
         twice = next(name for name in names if names.count(name) > 1)

@@ -1,4 +1,4 @@
-"""A table by its name: a CSV file, an NPZ archive of x and y, standard input, or a dataset."""
+"""A table by its name: a file (CSV, Excel, Parquet, NPZ of x and y), standard input, a dataset."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from . import frame_files
 from .catalog import NAMES, load
 from .csv_file import MOST_COLUMNS, UNNAMED, CsvFile
 from .errors import DataError
@@ -55,6 +56,12 @@ def read_training(
         _check_names(name, table.names, target, drop)
         frame = table.frame.drop(columns=sorted(drop))
         return TrainingData(Table(table.label, frame, table.unit), None, target, named=False)
+    if kind == "frame":
+        table, notices = frame_files.read(name, target=target)
+        _check_names(name, table.names, target, drop)
+        table = Table(table.label, table.frame.drop(columns=sorted(drop)), table.unit)
+        said = _settle_words(table, str(target), set())
+        return TrainingData(table, None, str(target), notices=(*notices, *said))
     with _csv(name, target) as file:
         _check_names(name, file.names, target, drop)
         table = file.table(skip=drop)
@@ -109,6 +116,8 @@ def open_source(name: str, *, target: str | None = None) -> Iterator[Source]:
             yield file
     elif kind == "npz":
         yield _npz(name, with_target=target is not None)
+    elif kind == "frame":
+        yield frame_files.read(name, target=target)[0]
     else:
         found = load(name)
         yield _arrays(f"{name} (test part)", found.test_x.numpy(), found.test_y.numpy())
@@ -118,13 +127,15 @@ def _kind(name: str) -> str:
     if name == "-":
         return "csv"
     if Path(name).exists():
+        if frame_files.kind_of(name) is not None:
+            return "frame"
         return "npz" if name.lower().endswith(".npz") else "csv"
     datasets = [known for known in NAMES if known != "auto"]
     if name in datasets:
         return "dataset"
     raise DataError(
-        f"there is no file {name!r}: give a CSV file, an NPZ file, - for standard input, or one of "
-        f"{', '.join(datasets)}"
+        f"there is no file {name!r}: give a CSV, Excel, Parquet or NPZ file, - for standard input, "
+        f"or one of {', '.join(datasets)}"
     )
 
 

@@ -18,7 +18,7 @@ FOUR = ["spread_chains", "loader", "single_steps"]
 def launched(folder, names: list[str], ranks: int) -> dict[str, list[launch.Outcome]]:
     return launch.checks(
         "parallel_checks", names, ranks=ranks, folder=folder, timeout=840,
-        environment={"NATURAL_LANGEVIN_TIMEOUT": "120"},
+        environment={"NATURAL_LANGEVIN_TIMEOUT": "800"},
         imported=("parallel_checks", "matplotlib.backends.backend_agg"),
     )  # fmt: skip
 

@@ -161,7 +161,7 @@ def test_a_posterior_predicts_the_same_either_way(
 ) -> None:
     x, y = torch.rand(50, 2), torch.arange(50) % 3
     found = posterior.predict(x), posterior.log_likelihood(x, y)
-    assert posterior._native._known != {}
+    assert posterior.native._known != {}
     monkeypatch.setattr(NativeOutputs, "__call__", lambda self, *args, **options: None)
     general = posterior.predict(x), posterior.log_likelihood(x, y)
     torch.testing.assert_close(found, general, rtol=1e-4, atol=1e-5)

@@ -109,7 +109,7 @@ def test_what_is_exported(likelihood: likelihoods.Likelihood, way: Way, regressi
     posterior = sample(likelihood, (x, (y > 0).float() if likelihood.discrete else y))
     networks = ensemble.stacked(posterior, "ensemble")
     state = ensemble.learned_by(posterior, posterior.healthy, posterior.draws)
-    served = Served(posterior._model, likelihood, networks, state)
+    served = Served(posterior.template, likelihood, networks, state)
     served.way = way
     assert_predicts(served, posterior, x)
 

@@ -174,7 +174,7 @@ def test_whatever_predicts_agrees(posterior: Posterior, classes: Data, tmp_path:
     assert posterior.evaluate(x, y).nll == pytest.approx(-float(labels.log().mean()), rel=1e-5)
     posterior.save(tmp_path / "saved")
     for memory_map in (False, True):
-        loaded = Posterior.load(tmp_path / "saved", posterior._model, memory_map=memory_map)
+        loaded = Posterior.load(tmp_path / "saved", posterior.template, memory_map=memory_map)
         assert loaded.sharpness == 1.6
         torch.testing.assert_close(loaded.predict(x).mean, p.mean)
     student = posterior.distill(x, steps=100, batch_size=8, learning_rate=1e-2)
@@ -193,7 +193,7 @@ def test_export(posterior: Posterior, classes: Data, tmp_path: Path, written: bo
     x, _ = classes
     posterior.sharpness = 1.6
     served: nn.Module = Served(
-        posterior._model, posterior.likelihood, ensemble.stacked(posterior, "ensemble"), {}, 1.6
+        posterior.template, posterior.likelihood, ensemble.stacked(posterior, "ensemble"), {}, 1.6
     )
     if written:
         posterior.export(tmp_path / "file.pt2", x)
@@ -249,4 +249,4 @@ def test_refused(posterior: Posterior, network: nn.Module, classes: Data, tmp_pa
     del fields["checksum"]
     path.write_text(json.dumps(with_checksum(fields)))
     with pytest.raises(StorageError, match="sharpness must be"):
-        Posterior.load(tmp_path, posterior._model)
+        Posterior.load(tmp_path, posterior.template)

@@ -119,7 +119,7 @@ def test_what_is_exported_and_drawn_has_the_spread(
     expected = posterior.predict(x)
     state = ensemble.learned_by(posterior, posterior.healthy, posterior.draws)
     served = Served(
-        posterior._model, posterior.likelihood, ensemble.stacked(posterior, "ensemble"), state,
+        posterior.template, posterior.likelihood, ensemble.stacked(posterior, "ensemble"), state,
         spread=0.3,
     )  # fmt: skip
     for found, wanted in zip(
@@ -138,14 +138,14 @@ def test_what_is_exported_and_drawn_has_the_spread(
 def test_a_file_with_a_wrong_spread_is_refused(posterior: Posterior, tmp_path: Path) -> None:
     posterior.config |= {"spread": 0.5}
     posterior.save(tmp_path)
-    assert Posterior.load(tmp_path, posterior._model).config["spread"] == 0.5
+    assert Posterior.load(tmp_path, posterior.template).config["spread"] == 0.5
     path = tmp_path / "posterior.json"
     fields = json.loads(path.read_text())
     fields["config"]["spread"] = 2.0
     del fields["checksum"]
     path.write_text(json.dumps(with_checksum(fields)))
     with pytest.raises(StorageError, match="spread must be"):
-        Posterior.load(tmp_path, posterior._model)
+        Posterior.load(tmp_path, posterior.template)
 
 
 def smooth(rows: int, noise: float) -> tuple[Tensor, Tensor]:

@@ -22,10 +22,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
 from natural_langevin import random
@@ -38,6 +38,7 @@ from natural_langevin.dynamics.base import Conditions
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine
+from natural_langevin.likelihoods import Likelihood
 from natural_langevin.metrics import agreement, total_variation
 from natural_langevin.preconditioners import QuasiDiagonalFisher
 from natural_langevin.priors import Prior, PriorLike, chainwise, resolve
@@ -53,6 +54,46 @@ CHAINS = 4
 BINS = 10
 
 
+class Predicted(Protocol):
+    """What a posterior predicts: its mean, and what every network says, (network, input, ...)."""
+
+    @property
+    def mean(self) -> Tensor:
+        """(input, ...)."""
+
+    @property
+    def samples(self) -> Tensor:
+        """(network, input, ...)."""
+
+
+class Sampled(Protocol):
+    """What is compared, of a ``Posterior``."""
+
+    template: nn.Module
+    likelihood: Likelihood
+    samples: Params
+    prior: Mapping[str, Prior] | None
+    config: dict[str, Any]
+
+    @property
+    def chains(self) -> int:
+        """How many chains there are."""
+
+    @property
+    def draws(self) -> int:
+        """How many draws of each."""
+
+    @property
+    def healthy(self) -> list[int]:
+        """The chains that did not diverge."""
+
+    def predict(self, x: Tensor, *, sharpness: float | None = None) -> Predicted:
+        """At these inputs."""
+
+    def of_draws(self, samples: Params) -> Self:
+        """The same network and likelihood with other draws."""
+
+
 class Fidelity(NamedTuple):
     """How far a posterior is from the reference; ``str()`` says it in words.
 
@@ -65,7 +106,7 @@ class Fidelity(NamedTuple):
     kolmogorov: float | None
     temperature: Reading
     acceptance: float
-    reference: Any
+    reference: Sampled
 
     @property
     def settled(self) -> bool:
@@ -113,7 +154,7 @@ class Fidelity(NamedTuple):
 
 
 def fidelity(
-    posterior: Any,
+    posterior: Sampled,
     data: Any,
     *,
     at: Tensor | None = None,
@@ -133,22 +174,13 @@ def fidelity(
     x, y = split_pair(getattr(data, "tensors", data))
     params = {k: s[:, -1] for k, s in posterior.samples.items()}
     _refuse(sum(p[0].numel() for p in params.values()), len(x))
-    if prior is None and posterior.prior is None:
-        raise ValueError(
-            "a posterior from a folder does not know its prior: give fidelity(..., prior=...)"
-        )
     starts, chosen, power = _starts(posterior, params, prior)
     states, acceptance = _reference_draws(
         posterior, (x, y), starts, chosen, power, trajectories=trajectories, steps=steps, seed=seed
     )
     samples = {k: torch.stack([s[k] for s in states], dim=1) for k in starts}
     chains = len(next(iter(starts.values())))
-    reference = type(posterior)(
-        model=posterior._model, likelihood=posterior.likelihood, samples=samples,
-        mean={k: s.mean(1) for k, s in samples.items()},
-        last={k: s[:, -1] for k, s in samples.items()},
-        diverged=torch.full((chains,), -1),
-    )  # fmt: skip
+    reference = posterior.of_draws(samples)
     inputs = x if at is None else at
     inputs = inputs[:: -(-len(inputs) // MOST_INPUTS)]
     own, other = posterior.predict(inputs, sharpness=1.0), reference.predict(inputs)
@@ -184,7 +216,7 @@ def _refuse(parameters: int, rows: int) -> None:
 
 
 def _starts(
-    posterior: Any, last: Params, prior: PriorLike | None
+    posterior: Sampled, last: Params, prior: PriorLike | None
 ) -> tuple[Params, Mapping[str, Prior], Tensor]:
     """Where the reference's chains begin, their prior, and their power of the likelihood, (chain,).
     Values per chain stay with their own."""
@@ -192,6 +224,10 @@ def _starts(
     if not healthy:
         raise ValueError("every chain of the posterior diverged: there is nothing to compare")
     known = posterior.prior if prior is None else resolve(prior, last, chains)
+    if known is None:
+        raise ValueError(
+            "a posterior from a folder does not know its prior: give fidelity(..., prior=...)"
+        )
     power = likelihood_powers(posterior.config, chains)
     per_chain = any(map(chainwise, known.values())) or bool((power != power[0]).any())
     rows = healthy if per_chain else [healthy[c % len(healthy)] for c in range(CHAINS)]
@@ -201,7 +237,7 @@ def _starts(
 
 
 def _reference_draws(
-    posterior: Any,
+    posterior: Sampled,
     data: tuple[Tensor, Tensor],
     starts: Params,
     prior: Mapping[str, Prior],
@@ -212,7 +248,7 @@ def _reference_draws(
     seed: int,
 ) -> tuple[list[Params], float]:
     """The kept points of all chains, one after every trajectory, and their mean acceptance."""
-    model = plain_copy(posterior._model)
+    model = plain_copy(posterior.template)
     prepare_model(model, _Silent())
     first = next(iter(starts.values()))
     chains, device = len(first), first.device
@@ -255,7 +291,7 @@ class _Silent:
         """Says nothing."""
 
 
-def _sums_to_one(prediction: Any) -> bool:
+def _sums_to_one(prediction: Predicted) -> bool:
     total = prediction.mean.sum(1)
     return bool(torch.allclose(total, torch.ones_like(total), atol=1e-3)) and bool(
         (prediction.mean >= 0).all()
@@ -295,8 +331,8 @@ def _kolmogorov(values: Tensor, reference: Tensor) -> float:
 
 
 def _temperature(
-    posterior: Any,
-    reference: Any,
+    posterior: Sampled,
+    reference: Sampled,
     prior: Mapping[str, Prior],
     power: Tensor,
     data: tuple[Tensor, Tensor],
@@ -310,11 +346,11 @@ def _temperature(
 
 
 def _energies(
-    posterior: Any, prior: Mapping[str, Prior], power: Tensor, data: tuple[Tensor, Tensor]
+    posterior: Sampled, prior: Mapping[str, Prior], power: Tensor, data: tuple[Tensor, Tensor]
 ) -> Tensor:
     """U of the healthy chains' draws: (chain, draw) in float64."""
     x, y = data
-    network, likelihood = Network(posterior._model), posterior.likelihood
+    network, likelihood = Network(posterior.template), posterior.likelihood
     draws = posterior.draws
     rows = torch.tensor(posterior.healthy)
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from natural_langevin.optim import shards
 from natural_langevin.optim.capture import remove_hooks
+from natural_langevin.optim.labels import Loop
 from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.priors import Prior
 from natural_langevin.problem.validation import whole_number
 from natural_langevin.run.collector import is_kept
 from natural_langevin.run.kept_draws import check_kept, check_sample_dtype
@@ -19,6 +23,28 @@ from natural_langevin.statistics import plain_copy, prepare_model
 from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
+
+
+class Iterating(Loop, Protocol):
+    """What is asked of an optimizer (``NaturalLangevin``) whose iterates are kept."""
+
+    model: nn.Module
+
+    @property
+    def prior(self) -> dict[str, Prior]:
+        """By parameter."""
+
+    def mean(self) -> Params:
+        """The running mean."""
+
+    def learned(self) -> dict[str, Tensor]:
+        """The likelihood's own state."""
+
+    def describe(self) -> dict[str, Any]:
+        """Its settings."""
+
+    def register_step_post_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Calls it after every step."""
 
 
 class Collector:
@@ -34,7 +60,7 @@ class Collector:
 
     def __init__(
         self,
-        optimizer: Any,
+        optimizer: Iterating,
         *,
         burn_in: int = 0,
         thin: int = 1,

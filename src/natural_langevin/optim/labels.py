@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from natural_langevin import random
+from natural_langevin.likelihoods import Likelihood
 from natural_langevin.optim import shards
-from natural_langevin.optim.fisher import Fisher
+from natural_langevin.optim.fisher import Fisher, Reduction
+
+
+class Loop(Protocol):
+    """What is asked of an optimizer (``NaturalLangevin``)."""
+
+    likelihood: Likelihood
+    param_groups: list[dict[str, Any]]
+    reduction: Reduction
+    seed: int
+    chain: int
+
+    @property
+    def steps(self) -> int:
+        """Steps taken."""
+
+    def sampled(self) -> dict[str, nn.Parameter]:
+        """The parameters that are sampled, by name."""
 
 
 class Labels:
     """Beside an optimizer: everything that needs its likelihood."""
 
-    def __init__(self, optimizer: Any, fisher: Fisher) -> None:
+    def __init__(self, optimizer: Loop, fisher: Fisher) -> None:
         self._optimizer, self._fisher, self._likelihood = optimizer, fisher, optimizer.likelihood
         self._pending: dict[str, Tensor] | None = None
         start = self._likelihood.init(1, dtype=torch.float64, device=torch.device("cpu"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 
 class Scale(NamedTuple):
@@ -27,7 +28,7 @@ class Scaling:
             raise TypeError(f"scaler must be a torch.amp.GradScaler, got {scaler!r}")
         self.scaler = scaler
 
-    def read(self, optimizer: Any, *, statistics: bool) -> Scale | None:
+    def read(self, optimizer: Optimizer, *, statistics: bool) -> Scale | None:
         """The factors of this step; None where it must be skipped.
 
         ``GradScaler.step`` sets ``found_inf`` and ``grad_scale`` before it calls ``step``; the

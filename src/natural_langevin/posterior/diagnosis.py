@@ -193,7 +193,7 @@ def _configurational(
     here = {name: shards.here(value) for name, value in posterior.learned.items()}
     x, y = (t.to(device) for t in units.data(*posterior.signature.split(data)))
     return diagnostics.configurational.measure(
-        posterior._call, posterior.likelihood, known, posterior.samples, here, temperature,
+        posterior.call, posterior.likelihood, known, posterior.samples, here, temperature,
         (x, y), like=next(iter(posterior.last.values())), chosen_chains=warm,
         of_all=shards.everywhere, batch_size=batch_size,
         num_data=shards.here(float(posterior.config.get("num_data", len(x))) * power).to(device),

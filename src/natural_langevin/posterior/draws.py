@@ -54,9 +54,10 @@ class Draws:
         #: it weight (see ``calibration``).
         self.trained: Params = {}
         self.shards = ChainShards(SingleProcess(len(diverged)))  # which chains are here
-        self._model, self._slots = model, ParameterSlots(model)
+        #: The network that samples are weights of; its own weights count for nothing.
+        self.template, self._slots = model, ParameterSlots(model)
         #: Outputs of many networks in C, where it knows the model.
-        self._native = NativeOutputs(model)
+        self.native = NativeOutputs(model)
         self.signature = Signature(
             model, discrete=likelihood.discrete, raw=likelihood.raw_outputs,
             several=self.config.get("inputs", 0),
@@ -67,7 +68,7 @@ class Draws:
         lost = self.chains - len(self.healthy)
         return (
             f"Posterior({self.chains} chains x {self.draws} draws of {weights:,} weights of a "
-            f"{type(self._model).__name__}, {type(self.likelihood).__name__}"
+            f"{type(self.template).__name__}, {type(self.likelihood).__name__}"
             + (f", {lost} of the chains diverged)" if lost else ")")
         )
 
@@ -192,10 +193,20 @@ class Draws:
     def outputs(self, params: Params, x: Tensor) -> Tensor:
         """Outputs of several networks: (network, B, ...)."""
         followed = x.requires_grad and torch.is_grad_enabled()  # C knows no gradients
-        found = None if followed else self._native(self._call, params, x)
+        found = None if followed else self.native(self.call, params, x)
         if found is not None:
             return found
         return self.each(one_tensor, x, params)
+
+    def of_draws(self, samples: Params) -> Self:
+        """A posterior of the same network and likelihood with other draws,
+        {name: (chain, draw, *shape)}, and nothing else of this one's run."""
+        chains = len(next(iter(samples.values())))
+        return type(self)(
+            model=self.template, likelihood=self.likelihood, samples=samples,
+            mean={k: s.mean(1) for k, s in samples.items()},
+            last={k: s[:, -1] for k, s in samples.items()}, diverged=torch.full((chains,), -1),
+        )  # fmt: skip
 
     def of_weights(self, weights: Mapping[str, Tensor]) -> Self:
         """A posterior of the same chains with one draw each: these weights, {name: (*shape)}, and
@@ -215,11 +226,12 @@ class Draws:
         """``function`` of each network's outputs at ``x``, and of its part of the ``trees``."""
 
         def one(own: Params, *rest: Params) -> Tensor:
-            return function(self._call(own, x), *rest)
+            return function(self.call(own, x), *rest)
 
-        return of_each(one, self._model, x, params, *trees)
+        return of_each(one, self.template, x, params, *trees)
 
-    def _call(self, params: Params, x: Tensor) -> Any:
+    def call(self, params: Params, x: Tensor) -> Any:
+        """What one network gives, whatever that is."""
         with vectorised(x):
             return self.signature.call(partial(self._slots.call, params), x)
 
@@ -234,4 +246,4 @@ class Draws:
 
     def _as_module(self, params: Params) -> nn.Module:
         with MODEL_LOCK:  # another thread may have parameters of its own in the model
-            return detach(with_parameters(self._model, params))
+            return detach(with_parameters(self.template, params))

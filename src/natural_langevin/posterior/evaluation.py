@@ -99,7 +99,7 @@ def log_likelihood(
         return -posterior.likelihood.log_loss(outputs, y, learned)
 
     def several(params: Params, learned: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        outputs = posterior._native(posterior._call, params, x)
+        outputs = posterior.native(posterior.call, params, x)
         if outputs is not None:
             return vmap(one, in_dims=(0, 0, None))(outputs, learned, y)
         return posterior.each(lambda found, s: one(found, s, y), x, params, learned)

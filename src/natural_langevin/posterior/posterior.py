@@ -291,8 +291,8 @@ class Posterior(Draws):
         state = learned_by(self, chains, draws, plain=plain)
         with MODEL_LOCK:
             served = export.Served(
-                self._model, self.likelihood, every, state, sharpness_of(self, sharpness, estimate),
-                spread_of(self, plain=plain),
+                self.template, self.likelihood, every, state,
+                sharpness_of(self, sharpness, estimate), spread_of(self, plain=plain),
             )  # fmt: skip
             example = self._one_input(example, "export")
             export.write(served, path, example.to(next(iter(every.values())).device), format)
@@ -379,7 +379,7 @@ class Posterior(Draws):
         run = {"diverged": self.diverged.long(), "trace": self.trace.double()}
         self.shards.write(
             Path(folder),
-            model=self._model,
+            model=self.template,
             samples=self.samples,
             groups={
                 "mean": self.mean,

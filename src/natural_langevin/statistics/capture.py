@@ -48,12 +48,12 @@ class ParameterSlots:
 def _watch(
     network: Network, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any
 ) -> Any:
-    tape = network._tape
+    tape = network.tape
     return None if tape is None else tape.watch(name, (args, kwargs), output)
 
 
 def _tape_of(network: Network, name: str) -> tuple[Tape | None, str]:
-    return network._tape, name
+    return network.tape, name
 
 
 class Network:
@@ -73,7 +73,7 @@ class Network:
         self.signature = signature or Signature(model)
         self.rules: dict[str, Rule] = {}  # of the layers that have one
         self.owned: dict[str, dict[str, str]] = {}  # layer -> own name -> full name, trainable
-        self._tape: Tape | None = None
+        self.tape: Tape | None = None
         self.slots = ParameterSlots(model)
 
     def trainable(self) -> Params:
@@ -138,22 +138,22 @@ class Network:
     def taping(self, tape: Tape) -> Iterator[Tape]:
         """The tape is taken off in any case: tensors that the network held on to would outlive the
         transformation (vmap, vjp) they belong to."""
-        self._tape = tape
+        self.tape = tape
         try:
             yield tape
         finally:
-            self._tape = None
+            self.tape = None
 
     def recorded_call(self, params: Params, epsilons: Tensors, x: Tensor) -> tuple[Any, Tensors]:
         """Outputs, and the tensors that went into every recorded call. Without epsilons there is
         nothing to record, and layers may take their quickest way."""
         if not epsilons:
             return self.call(params, x), {}
-        self._tape = tape = Tape(epsilons)
+        self.tape = tape = Tape(epsilons)
         try:
             return self.call(params, x), tape.inputs
         finally:
-            self._tape = None
+            self.tape = None
 
     def units(self) -> Units:
         """For every trainable bias, the full names of its units' trainable weights; and for a

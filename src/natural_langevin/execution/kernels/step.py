@@ -138,7 +138,8 @@ class FusedStep:
         assert isinstance(dynamics, LangevinDynamics)
         self._open_books(dynamics, data, state)
         if self.backend.build is not None:
-            self.backend.build(self.tasks, self._books, self._network, dynamics, data, state, kinds)
+            books = self._books or None
+            self.backend.build(self.tasks, books, self._network, dynamics, data, state, kinds)
 
     def _open_books(self, dynamics: LangevinDynamics, data: StepData, state: State) -> None:
         """Where kernels move every parameter, they can do the rest of a step as well."""

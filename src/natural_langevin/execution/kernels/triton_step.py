@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -25,6 +25,7 @@ from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import Kind
 from natural_langevin.execution.kernels.layer import Given, LayerInputs, LayerTask
 from natural_langevin.execution.kernels.triton_linear import update_
+from natural_langevin.execution.kernels.triton_perceptron import Perceptron
 from natural_langevin.execution.stepping import StepData
 from natural_langevin.statistics import DeferredCall
 from natural_langevin.types import Batch
@@ -177,8 +178,8 @@ class Bookkeeping:
 
 def build_all(
     tasks: list[LayerTask],
-    books: Any,
-    network: Any,
+    books: Bookkeeping | None,
+    network: Perceptron | None,
     dynamics: LangevinDynamics,
     data: StepData,
     state: State,
@@ -194,21 +195,23 @@ def build_all(
             own = task.state(state)
             inputs = LayerInputs(numbers.float(), keys.int(), adapts, fresh=False)
             if task.given:
-                call: Any = Given(own.weight, own.weight, own.cross, own.bias, own.bias)
+                call: Given | DeferredCall = Given(
+                    own.weight, own.weight, own.cross, own.bias, own.bias
+                )
             else:
                 drawn = adapts and dynamics.gradients.targets == "model"
                 a = own.weight.new_empty(state.chains, rows, own.weight.shape[2])
                 delta = a.new_empty(state.chains, rows, own.weight.shape[1])
                 call = DeferredCall(a, delta, delta if drawn else None)
             update_(task, own, call, inputs, build)
-        if books:
+        if books is not None:
             begun = books.begin(dynamics, data, state, Kind(), build)
-            if network:
+            if network is not None:
                 network(state, begun.batch, build)
             books.end(state, numbers[:, :1].float(), build)
 
 
-def _words(data: Any) -> Tensor | None:
+def _words(data: Tensor) -> Tensor | None:
     """(N, ...) as (N, words) of 32 bits; None where rows are no whole number of them."""
     if not data.is_contiguous() or data.element_size() % 4 or data.is_complex():
         return None

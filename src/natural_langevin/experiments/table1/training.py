@@ -17,6 +17,7 @@ from torch import Tensor
 
 from natural_langevin._internal.provenance import versions
 from natural_langevin._internal.trees import copy_tree_
+from natural_langevin.dynamics.base import Info, State
 from natural_langevin.execution.engine import Engine
 from natural_langevin.experiments.table1.ensemble import Ensemble
 from natural_langevin.run.checkpoint import RunCheckpoint
@@ -37,7 +38,7 @@ class Outcome(NamedTuple):
     The seconds are those of all updates at the pace they had once compiled; scoring is left out.
     """
 
-    state: Any
+    state: State
     steps: list[int]
     losses: Tensor
     seconds: float
@@ -56,11 +57,11 @@ class TimedEngine:
         """The engine's."""
         return self._engine.arithmetic
 
-    def prepare(self, state: Any) -> None:
+    def prepare(self, state: State) -> None:
         """Decides which way steps are run."""
         self._engine.prepare(state)
 
-    def run(self, state: Any, start: int, count: int) -> tuple[Any, Any]:
+    def run(self, state: State, start: int, count: int) -> tuple[State, Info]:
         """``count`` updates, with their time added to the clock."""
         self._engine.notify = self.notify
         started = time.monotonic()
@@ -102,12 +103,12 @@ class StageCollector:
             copy_tree_(self.tree(), found)
             self.trace.count = int(found["looks"])
 
-    def keep(self, state: Any) -> None:
+    def keep(self, state: State) -> None:
         """Scores the networks of all chains."""
         if self._ensemble is not None:
             self._ensemble.add(state.params)
 
-    def look(self, state: Any, info: Any) -> None:
+    def look(self, state: State, info: Info) -> None:
         """Notes the losses; where no chain may be lost, one that is ends the training."""
         self.trace.add(state, info)
         if self._strict and (broken := int(info.diverged.sum())):
@@ -116,7 +117,7 @@ class StageCollector:
 
 def train(
     engine: Engine,
-    state: Any,
+    state: State,
     *,
     steps: int,
     burn_in: int,

@@ -26,7 +26,7 @@ from natural_langevin.dynamics.base import Dynamics, Info, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution import kernels
-from natural_langevin.execution.agreement import disagreement, same_losses
+from natural_langevin.execution.agreement import disagreement, last_bits_moved, same_losses
 from natural_langevin.execution.compiled import Attempt, CompiledStep, compiled, known_steps
 from natural_langevin.execution.executors import Executor, plan_executor
 from natural_langevin.execution.full_data import Anchors, Pause
@@ -270,7 +270,11 @@ class Engine:
             info = step(*asked, own, batch, kind)
             with plain():
                 expected, right = pure_step(*asked, state, batch, kind)
-            wrong = disagreement(own.params, expected.params, state.params)
+                wrong = disagreement(own.params, expected.params, state.params)
+                if wrong:
+                    moved = state._replace(params=last_bits_moved(state.params))
+                    rounded, _ = pure_step(*asked, moved, batch, kind)
+                    wrong = disagreement(own.params, expected.params, state.params, rounded.params)
             if not same_losses(info.loss, right.loss):
                 wrong = "the loss"
         except torch.OutOfMemoryError:

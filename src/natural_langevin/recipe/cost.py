@@ -57,6 +57,14 @@ class Costs(NamedTuple):
         fewest = self.budget.fewest * self.per_sample * batch * chains
         return self.budget.trial * max(1.0, fewest / self.budget.work)
 
+    def pilot_steps(self, samples: int) -> tuple[int, ...]:
+        """The steps of a pilot after each of which curvature is measured, with so many samples."""
+        pilot = self.settings.pilot
+        most = 0.0
+        if not self.budget.spares:
+            most = pilot.part_of_trial * self.budget.trial / (self.per_sample * samples)
+        return tuple(stop for stop in pilot.steps if stop <= max(pilot.fewest, most))
+
     def costly_pilot(self, samples: int) -> bool:
         """Whether curvature is measured on fewer rows, for what steps of so many samples cost."""
         return self.budget.spares and self.per_sample * samples > self.settings.pilot.costly_step

@@ -95,5 +95,5 @@ def fitting(
 def least(scales: int, pace: tuple[float, str], settings: Settings, *, costly: bool) -> float:
     """Seconds of the cheapest trial with the pilot before it."""
     down = settings.descent.rounds[0] / (scales if costly else 1)
-    pilot = settings.pilot.steps[-1] + down
+    pilot = settings.pilot.fewest + down
     return pace[0] * pilot + of_trial(settings.prior.costly, scales, pace, settings, costly=costly)

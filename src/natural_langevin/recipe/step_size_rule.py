@@ -61,7 +61,8 @@ def choose(
             moves, state, stream, num_data, settings.descent, mode=choose_mode(motion.compile),
             pattern=pattern if costs.budget.spares else None, limit=limit,
         )  # fmt: skip
-    lam, state, way = _pilot(motion, moves, state, stream, num_data, some, settings)
+    stops = costs.pilot_steps(len(ids) * batch_size)
+    lam, state, way = _pilot(motion, moves, state, stream, num_data, some, stops, settings)
     limits = settings.step_size
     heat = _heat(moves, state, num_data, stream.batch_size, limits.friction)
     choices = [
@@ -91,6 +92,7 @@ def _pilot(
     stream: InMemory,
     num_data: float,
     some: tuple[Tensor, Tensor],
+    stops: tuple[int, ...],
     settings: Settings,
 ) -> tuple[Tensor, State, str]:
     """The steepest curvature of every chain on ``some`` rows, NaN where none was found, where the
@@ -98,7 +100,7 @@ def _pilot(
     lam, done = torch.full((state.chains,), math.nan, dtype=torch.float64), 0
     eta = torch.zeros_like(lam)  # the first batch is for the metric: no step is known to be safe
     pilot, limits = settings.pilot, settings.step_size
-    for stop in pilot.steps:
+    for stop in stops:
         rates = motion.rates(0, stop, eta, chains=state.chains)
         engine = Engine(moves, stream, rates, num_data, mode=choose_mode(motion.compile))
         state, _ = engine.run(state, done, stop - done)
@@ -111,9 +113,12 @@ def _pilot(
         known = torch.isfinite(found) & (state.diverged < 0).cpu()
         if not bool(known.any()):
             break
-        lam = torch.where(known, found, lam)
+        log.debug("curvature in the metric after %d steps: %s", stop, found.tolist())
+        before, lam = lam, torch.where(known, found, lam)
         eta = (limits.steepness / lam.clamp_min(1e-12)).clamp_max(limits.largest)
         eta = torch.where(torch.isfinite(eta), eta, limits.fallback)
+        if stop > pilot.fewest and bool(((lam / before - 1).abs() <= pilot.agree).all()):
+            break
     return lam, state, engine.way
 
 

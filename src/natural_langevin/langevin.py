@@ -45,10 +45,11 @@ from natural_langevin.problem.pitfalls import refuse_autocast
 from natural_langevin.problem.problem import ChainSet, Problem
 from natural_langevin.problem.step_size_checks import StepSize, known_step_size
 from natural_langevin.problem.validation import data_in_one
-from natural_langevin.recipe import decide, open_settings, rules, step_size_search
+from natural_langevin.recipe import decide, open_settings, rules
 from natural_langevin.recipe.decide import Asked
 from natural_langevin.recipe.open_settings import Given
 from natural_langevin.recipe.settings import Settings
+from natural_langevin.recipe.step_size import SearchResult, refuse_loader
 from natural_langevin.run import description, preparation, temperature_probe
 from natural_langevin.run.kept_draws import check_every, check_sample_dtype
 from natural_langevin.run.look import Callback
@@ -537,11 +538,11 @@ class Langevin:
     @data_in_one
     def choose_step_size(
         self, data: Any, steps: int, *, batch_size: int = 100, splits: int | None = None
-    ) -> step_size_search.Choice:
-        """The step size that short runs choose for one of ``steps`` steps (``step_size_search``).
+    ) -> SearchResult:
+        """The step size that short runs choose for one of ``steps`` steps (``recipe.step_size``).
 
         ``splits``: how many folds are held out in turn; scores are averaged. None: enough."""
-        step_size_search.refuse_loader(data)
+        refuse_loader(data)
         with self._own_network() as motion:
             motion = motion.on(motion.problem.on(data))
             return decide.searched(

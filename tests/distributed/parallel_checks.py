@@ -25,7 +25,7 @@ from natural_langevin.distributed.reduction import DataGroup
 from natural_langevin.dynamics import Underdamped
 from natural_langevin.experiments import runner
 from natural_langevin.experiments.table1.protocol import PRESETS
-from natural_langevin.recipe import step_size_rule
+from natural_langevin.recipe import step_size
 from natural_langevin.recipe.settings import Trial
 from natural_langevin.run import temperature_probe
 from short_recipe import changed, shorten
@@ -422,7 +422,7 @@ def check_auto_step_size(group: Group, folder: Path) -> dict[str, Any]:
             run(where, classes(), step_size="auto", steps=10).config["recipe"]["step_size"]
             for where in (Layout(data=group.world), None)
         )
-        patch.setattr(step_size_rule, "choose", lambda *_, **__: pytest.fail("a second pilot"))
+        patch.setattr(step_size, "by_curvature", lambda *_, **__: pytest.fail("a second pilot"))
         again = different_chains("auto", checkpoint=at, every=10, **options)
     own = again.shards.processes.own
     rows = slice(own.start, own.stop)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from natural_langevin import Langevin, Plan, Posterior, likelihoods, models
-from natural_langevin.recipe import prior_trial, step_size_rule
+from natural_langevin.recipe import prior_trial, step_size
 from natural_langevin.run import descent, ending
 from natural_langevin.run.checkpoint import CheckpointError
 from natural_langevin.run.collector import SampleCollector
@@ -84,7 +84,7 @@ def test_wherever_draws_and_checkpoints_go(
 def test_a_plan_is_run_as_it_is(plain: Posterior, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = sampler().plan(data())
     assert plan == plain.plan
-    monkeypatch.setattr(step_size_rule, "choose", None)  # nothing is searched for again
+    monkeypatch.setattr(step_size, "by_curvature", None)  # nothing is searched for again
     assert_same(plain, run(plan=Plan.from_json(plan.to_json())))
 
 
@@ -105,7 +105,7 @@ def dies(of: Callable[..., Any], call: int) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("where", "what", "call", "stored"),
     [
-        (step_size_rule, "steepest", 2, True),  # in the pilot
+        (step_size, "steepest", 2, True),  # in the pilot
         (prior_trial, "_try_out", 2, False),  # between two rounds of the trial
         (descent, "losses", -1, True),
         (SampleCollector, "keep", 3, False),

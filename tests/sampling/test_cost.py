@@ -11,7 +11,7 @@ from torch import nn
 
 from natural_langevin import Langevin, likelihoods
 from natural_langevin.problem import work
-from natural_langevin.recipe import cost, run_length, step_size_rule
+from natural_langevin.recipe import cost, run_length, step_size
 from natural_langevin.recipe import rules as recipe
 from short_recipe import SHORT, USUAL, changed
 
@@ -116,14 +116,14 @@ def test_a_pilot_measures_on_fewer_rows_where_its_steps_are_dear(
     little = replace(getattr(BUDGETS, kind), work=1e6, trial=1e6, fewest=30)
     settings = changed(cost={kind: little}, pilot={"costly_step": 1e4}, descent={"rounds": (10,)})
     seen: list[int] = []
-    measured = step_size_rule.steepest
+    measured = step_size.steepest
 
     def steepest(dynamics, state, data, *rest):  # type: ignore[no-untyped-def]
         seen.append(int(state.step))
         assert len(data[0]) == USUAL.pilot.costly_rows
         return measured(dynamics, state, data, *rest)
 
-    monkeypatch.setattr(step_size_rule, "steepest", steepest)
+    monkeypatch.setattr(step_size, "steepest", steepest)
     model = convolutional() if native else convolutional(nn.Softsign())
     sampler = Langevin(model, likelihoods.Categorical(), chains=2, recipe=settings)
     posterior = sampler.sample((x, y), progress=False)

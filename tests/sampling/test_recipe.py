@@ -27,7 +27,7 @@ from natural_langevin.dynamics.base import State
 from natural_langevin.execution.engine import Engine
 from natural_langevin.posterior.plan import Descent, OpenEnd, Plan
 from natural_langevin.problem import starts
-from natural_langevin.recipe import prior_scale, run_length, step_size_rule, trial_predictions
+from natural_langevin.recipe import prior_scale, run_length, step_size, trial_predictions
 from natural_langevin.recipe import rules as recipe
 from natural_langevin.recipe.curvature import steepest
 from natural_langevin.recipe.settings import Trial
@@ -350,7 +350,7 @@ def test_heat_is_that_of_the_weights_that_data_inform() -> None:
     informed = torch.zeros(1, 1, 1000)
     informed[..., :100] = 99 * float(torch.as_tensor(damping).flatten()[0])  # J / (J + eps) = .99
     state = state._replace(metric={"second": {"weight": informed}})
-    found = float(step_size_rule._heat(moves, state, 1000, 100, FRICTION))
+    found = float(step_size._heat(moves, state, 1000, 100, FRICTION))
     assert found == pytest.approx(1000 * 0.99 / (2 * 100 * FRICTION) * 0.9, rel=1e-4)
 
 

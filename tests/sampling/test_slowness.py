@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from natural_langevin import Langevin, Posterior, likelihoods, preconditioners, priors
 from natural_langevin.recipe import rules as recipe
-from natural_langevin.recipe import run_length, slowness, step_size_rule
+from natural_langevin.recipe import run_length, slowness, step_size
 from natural_langevin.recipe.curvature import steepest
 from natural_langevin.recipe.slowness import Pace, friction_of_network, quickest, spectrum
 from short_recipe import USUAL, changed
@@ -184,13 +184,13 @@ def test_a_metric_that_is_no_fisher_matrix_steps_less_where_minibatches_heat_it(
     mean 9 % too wide. A Fisher metric's are near 1, and its choice stands."""
     epochs = epochs_of(1000, 250, shuffled=True)
     usual = recipe.Choice(0.0017, 60.2, 0.003, "by the steepest curvature", "eager")
-    chosen = step_size_rule._paced(usual, [7.2, 20.0, 60.2], epochs, USUAL)
+    chosen = step_size._paced(usual, [7.2, 20.0, 60.2], epochs, USUAL)
     assert chosen.step_size < 0.7 * usual.step_size
     heat = epochs.heat(chosen.step_size * 60.2, chosen.friction)
     assert heat == pytest.approx(MOST_HEAT, rel=0.1), "to the two digits that a step size has"
     assert "allow no more there" in chosen.reason
     fisher = recipe.Choice(0.0067, 1.17, 0.1, "minibatches", "eager")
-    unchanged = step_size_rule._paced(fisher, [0.82, 1.17], epochs, USUAL)
+    unchanged = step_size._paced(fisher, [0.82, 1.17], epochs, USUAL)
     assert unchanged == replace(fisher, slowest=0.82)
 
 

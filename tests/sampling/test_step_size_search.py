@@ -21,7 +21,7 @@ from natural_langevin import (
     preconditioners,
     priors,
 )
-from natural_langevin.recipe import step_size_search
+from natural_langevin.recipe import step_size
 from natural_langevin.recipe.settings import Search
 from natural_langevin.run.checkpoint import config_in
 from natural_langevin.run.preparation import DEFAULT_STEP_SIZE
@@ -49,7 +49,7 @@ def test_scores_are_those_of_plain_runs_on_the_rest_of_the_data(found):
     table, steps = found.config["pilot"]["table"], found.config["pilot"]["steps"]
     assert steps == Search.fewest_steps == 50
     x, y = small_run.data()
-    folds = [step_size_search.split(len(x), 5, Search(), part=k) for k in range(5)]
+    folds = [step_size.split(len(x), 5, Search(), part=k) for k in range(5)]
     for inside, outside in folds:
         assert sorted(torch.cat([inside, outside]).tolist()) == list(range(60))
     assert sorted(torch.cat([outside for _, outside in folds]).tolist()) == list(range(60))
@@ -151,12 +151,12 @@ def test_divergence_keeps_a_notch_away():
 )
 def test_which_candidate_is_chosen(nll, stable, expected):
     etas = torch.tensor([1e-4, 1e-3, 1e-2, 1e-1])
-    best, why = step_size_search._best(etas, torch.tensor(nll), torch.tensor(stable).bool())
+    best, why = step_size._best(etas, torch.tensor(nll), torch.tensor(stable).bool())
     assert best == expected
     assert f"{nll[expected]:.4g}" in why
 
 
-def made_up(monkeypatch, loss, unstable_from: float = float("inf")) -> step_size_search.Choice:
+def made_up(monkeypatch, loss, unstable_from: float = float("inf")) -> step_size.SearchResult:
     """The choice where a candidate's score is ``loss(eta)``."""
     setup: dict = {}
 
@@ -169,8 +169,8 @@ def made_up(monkeypatch, loss, unstable_from: float = float("inf")) -> step_size
         nll = torch.tensor([loss(float(eta)) for eta in etas], dtype=torch.float64)
         return nll[:, None], etas < unstable_from
 
-    monkeypatch.setattr(step_size_search, "_engine", engine)
-    monkeypatch.setattr(step_size_search, "_score", score)
+    monkeypatch.setattr(step_size, "_engine", engine)
+    monkeypatch.setattr(step_size, "_score", score)
     usual = preconditioners.QuasiDiagonalFisher()
     sampler = auto(1, preconditioner=usual, compile=False)
     return sampler.choose_step_size(small_run.data(), 100, batch_size=20)
@@ -197,7 +197,7 @@ def test_a_best_candidate_at_the_edge_makes_the_grid_longer(monkeypatch, caplog)
 
 def test_nothing_stable_is_an_error_with_a_remedy():
     with pytest.raises(DivergenceError, match=r"no stable step size between 1e-05 .* more damping"):
-        step_size_search._best(torch.tensor([1e-5, 1e-4]), torch.zeros(2), torch.zeros(2).bool())
+        step_size._best(torch.tensor([1e-5, 1e-4]), torch.zeros(2), torch.zeros(2).bool())
 
 
 def test_no_candidate_is_one_that_the_prior_alone_makes_unstable():
@@ -260,7 +260,7 @@ def test_a_resumed_run_keeps_the_choice_it_started_with(found, tmp_path, monkeyp
         with pytest.raises(StopHereError):
             auto().sample(small_run.data(), 60, **options)
     assert config_in(tmp_path)["pilot"] == found.config["pilot"]
-    monkeypatch.setattr(step_size_search, "choose", _stop)  # it is not asked again
+    monkeypatch.setattr(step_size, "by_held_out_rows", _stop)  # it is not asked again
     resumed = auto().sample(small_run.data(), 60, **options)
     small_run.assert_same(found, resumed)
 

@@ -32,8 +32,7 @@ from natural_langevin.recipe import (
     pace,
     prior_trial,
     run_length,
-    step_size_rule,
-    step_size_search,
+    step_size,
 )
 from natural_langevin.recipe import rules as recipe
 from natural_langevin.recipe.open_settings import Given
@@ -165,9 +164,9 @@ def _by_paper(
     batch_size = preparation.open_batch(motion) if asked.batch_size is None else asked.batch_size
     batch_size, steps = whole_number("batch_size", batch_size), asked.steps
     if steps is None and asked.seconds is not None and asked.until is None:
-        step_size = known_step_size(given.step_size)
+        size = known_step_size(given.step_size)
         steps = pace.steps_within(
-            motion, asked.seconds, batch_size, step_size, settings.time, downhill=False,
+            motion, asked.seconds, batch_size, size, settings.time, downhill=False,
             limit=limit,
         )  # fmt: skip
         steps = int(settings.time.more * steps) if limit.ends_run else steps
@@ -210,11 +209,11 @@ def _given_plan(motion: Motion, given: Given, asked: Asked) -> Plan:
 
 def searched(
     motion: Motion, settings: Settings, *, steps: int, batch_size: int, splits: int | None = None
-) -> step_size_search.Choice:
+) -> step_size.SearchResult:
     """The step size that short runs choose for one of ``steps`` steps."""
-    step_size_search.refuse_loader(motion.problem.data)
+    step_size.refuse_loader(motion.problem.data)
     preparation.engine(motion, steps=1, batch_size=batch_size, step_size=0.0)  # for its checks
-    return step_size_search.choose(
+    return step_size.by_held_out_rows(
         motion, settings.search, steps=steps, batch_size=batch_size, splits=splits
     )
 
@@ -312,7 +311,7 @@ def _chosen(
     if given.scale_open:
         prior = recipe.prior(scale.value if scale else 1.0)
         motion = motion.on(motion.problem.with_prior(prior))
-    pilot = step_size_rule.choose(
+    pilot = step_size.by_curvature(
         motion, rows, num_data, search.batch_size, search.costs, downhill=search.downhill,
         shuffled=not lent, limit=search.limit,
     )  # fmt: skip

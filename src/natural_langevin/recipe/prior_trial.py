@@ -18,7 +18,7 @@ from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.problem.motion import Motion
 from natural_langevin.problem.problem import Problem
-from natural_langevin.recipe import cost, pace, prior_scale, step_size_rule, trial_predictions
+from natural_langevin.recipe import cost, pace, prior_scale, step_size, trial_predictions
 from natural_langevin.recipe import rules as recipe
 from natural_langevin.recipe.settings import PriorTrial, Sharpness, Trial
 from natural_langevin.run.loop import DivergenceError
@@ -159,7 +159,7 @@ def _compare(search: Search, data: tuple[Tensor, Tensor]) -> list[Compared]:
     if took and not limit.allows(pace.least(len(scales), took, settings, costly=budget.spares)):
         log.info("prior variance x 1: there is no time for a trial of others")
         return []
-    choices = step_size_rule.choose(
+    choices = step_size.by_curvature(
         scaled, data, inside, batch_size, costs, len(scales), downhill=search.downhill,
         pattern=pattern, limit=limit,
     )  # fmt: skip

@@ -215,7 +215,7 @@ class Length:
 @dataclass(frozen=True)
 class Search:
     """The grid of step sizes of ``step_size="auto"`` for other dynamics: see
-    ``step_size_search``."""
+    ``step_size``."""
 
     #: Candidates, half a decade apart, downwards from the largest (the paper's grids, wider).
     candidates: int = 8

@@ -1,12 +1,16 @@
-"""The pilot: a short run that chooses the step size where the user says ``step_size="auto"``.
+"""The step size, where it is open: one question, and two ways to measure the answer.
 
-A part of the training data is held out, and one chain per candidate step size runs on the rest;
-all of them start at the same point and see the same noise and minibatches, so that they differ by
-eta alone. Each is scored by -ln of its predictive density on the held-out part, averaged over the
-iterates of the pilot's second half.
+**By curvature** (``by_curvature``), where the recipe's own dynamics run. A short run, the pilot,
+burns in; the steepest curvature of the posterior in the metric, and the noise of minibatches there,
+say how large steps may be (see ``rules``). The step size is constant in the run.
 
-Where data are few, folds are held out in turn. A best candidate at the edge of the grid makes the
-grid longer, and if it is still at the edge then, that is said.
+**By held-out rows** (``by_held_out_rows``), for all other dynamics, of whose stability nothing is
+known beforehand. A part of the training data is held out, and one chain per candidate step size
+runs on the rest; all of them start at the same point and see the same noise and minibatches, so
+that they differ by eta alone. Each is scored by -ln of its predictive density on the held-out part,
+averaged over the iterates of the pilot's second half. Where data are few, folds are held out in
+turn. A best candidate at the edge of the grid makes the grid longer, and if it is still at the edge
+then, that is said.
 
 Chosen is the best candidate eta* whose next larger neighbour did not diverge (a stable run of p
 steps says little about 10 p steps so close to the edge). The run then uses
@@ -24,7 +28,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,23 +37,211 @@ from torch.func import vmap
 from torch.utils.data import DataLoader
 
 from natural_langevin import random
+from natural_langevin._internal.chains import number_or_chains
 from natural_langevin.data.streams import InMemory, Subsets
 from natural_langevin.dynamics.base import Dynamics, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.execution.engine import Engine, choose_mode
+from natural_langevin.preconditioners.base import FisherPreconditioner
 from natural_langevin.problem.motion import Motion
 from natural_langevin.problem.step_size_checks import largest_step
-from natural_langevin.recipe.settings import Search
+from natural_langevin.recipe import cost, slowness
+from natural_langevin.recipe.curvature import steepest
+from natural_langevin.recipe.rules import Choice
+from natural_langevin.recipe.run_length import usual_steps
+from natural_langevin.recipe.settings import Search, Settings, StepSize
+from natural_langevin.run import descent
 from natural_langevin.run.collector import finite_chains
 from natural_langevin.run.loop import DivergenceError
+from natural_langevin.run.time_limit import NO_LIMIT, TimeLimit
 from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 
 
+def by_curvature(
+    motion: Motion,
+    data: tuple[Tensor, Tensor],
+    num_data: float,
+    batch_size: int,
+    costs: cost.Costs,
+    chains: int | None = None,
+    *,
+    downhill: bool,
+    pattern: Tensor | None = None,
+    shuffled: bool = True,
+    limit: TimeLimit = NO_LIMIT,
+) -> list[Choice]:
+    """The step size of each of ``chains`` chains (None: the usual ones), by a pilot on ``data`` in
+    memory, ``downhill`` at first or from where chains start. ``shuffled``: whether the run's
+    minibatches are parts of shuffled epochs, as the pilot's are. ``pattern``: see ``descent``."""
+    problem, settings = motion.problem, costs.settings
+    device, seed, pilot = problem.device, problem.chains.seed, settings.pilot
+    ids = torch.arange(min(chains or pilot.chains, problem.chains.count), device=device)
+    moves = motion.frame_of(ids)
+    stream = InMemory(
+        *data, batch_size=min(batch_size, len(data[0])), chain=ids, seed=seed, device=device,
+    )  # fmt: skip
+    rows = pilot.costly_rows if costs.costly_pilot(len(ids) * batch_size) else pilot.rows
+    some = stream.x[:rows].to(device), stream.y[:rows].to(device)
+    state = motion.init_of(moves, ids)
+    moves.prepare(state.params, stream.example()[0])
+    if downhill:
+        state = descent.descend(
+            moves, state, stream, num_data, settings.descent, mode=choose_mode(motion.compile),
+            pattern=pattern if costs.budget.spares else None, limit=limit,
+        )  # fmt: skip
+    stops = costs.pilot_steps(len(ids) * batch_size)
+    lam, state, way = _pilot(motion, moves, state, stream, num_data, some, stops, settings)
+    limits = settings.step_size
+    heat = _heat(moves, state, num_data, stream.batch_size, limits.friction)
+    choices = [
+        _choice(float(lam[c]), float(heat[c]), batch_size, num_data, way, limits)
+        for c in range(len(ids))
+    ]
+    if not bool(torch.isfinite(lam).all()):
+        return choices
+    few = sum(p[0].numel() for p in state.params.values()) <= limits.most_weights
+    found = slowness.spectrum(moves, state, some, num_data) if few else None
+    if found is None or not bool((found > 0).all()):  # also of what is not finite
+        fisher = isinstance(moves.preconditioner, FisherPreconditioner)
+        return [_less_friction(c, limits) for c in choices] if fisher else choices
+    powers = torch.as_tensor(moves.weight(1.0)).expand(len(choices)).tolist()
+    return [
+        _paced(
+            c, k.tolist(), slowness.Epochs(num_data, batch_size, shuffled, limits, beta), settings
+        )
+        for c, k, beta in zip(choices, found, powers, strict=True)
+    ]
+
+
+def _pilot(
+    motion: Motion,
+    moves: LangevinDynamics,
+    state: State,
+    stream: InMemory,
+    num_data: float,
+    some: tuple[Tensor, Tensor],
+    stops: tuple[int, ...],
+    settings: Settings,
+) -> tuple[Tensor, State, str]:
+    """The steepest curvature of every chain on ``some`` rows, NaN where none was found, where the
+    pilot ended, and how its steps were run."""
+    lam, done = torch.full((state.chains,), math.nan, dtype=torch.float64), 0
+    eta = torch.zeros_like(lam)  # the first batch is for the metric: no step is known to be safe
+    pilot, limits = settings.pilot, settings.step_size
+    for stop in stops:
+        rates = motion.rates(0, stop, eta, chains=state.chains)
+        engine = Engine(moves, stream, rates, num_data, mode=choose_mode(motion.compile))
+        state, _ = engine.run(state, done, stop - done)
+        done = stop
+        try:
+            found = steepest(moves, state, some, num_data, pilot.iterations).double().cpu()
+        except (RuntimeError, NotImplementedError) as error:  # an operation without derivatives
+            log.info("the curvature could not be measured: %s", str(error).split("\n")[0])
+            break
+        known = torch.isfinite(found) & (state.diverged < 0).cpu()
+        if not bool(known.any()):
+            break
+        log.debug("curvature in the metric after %d steps: %s", stop, found.tolist())
+        before, lam = lam, torch.where(known, found, lam)
+        eta = (limits.steepness / lam.clamp_min(1e-12)).clamp_max(limits.largest)
+        eta = torch.where(torch.isfinite(eta), eta, limits.fallback)
+        if stop > pilot.fewest and bool(((lam / before - 1).abs() <= pilot.agree).all()):
+            break
+    return lam, state, engine.way
+
+
+def _less_friction(usual: Choice, limits: StepSize) -> Choice:
+    """The same choice of a network, whose curvatures are not known one by one."""
+    pace = slowness.Pace(usual.step_size, usual.friction)
+    a = float(f"{slowness.friction_of_network(pace, usual.heat, limits):.2g}")
+    if a >= usual.friction:
+        return usual
+    why = f"{usual.reason}; friction {a:.2g}, for the directions that are slow with such steps"
+    return replace(usual, friction=a, heat=usual.heat * usual.friction / a, reason=why)
+
+
+def _paced(
+    usual: Choice, curvatures: list[float], epochs: slowness.Epochs, settings: Settings
+) -> Choice:
+    """The same choice, smaller where minibatches heat the steep directions of a metric that is no
+    Fisher matrix; or where it has too few relaxation times of the slowest direction in it, the
+    quickest. ``curvatures``: in ascending order."""
+    slowest, steepest = curvatures[0], curvatures[-1]
+    usual = _bearable(replace(usual, slowest=slowest), curvatures, epochs)
+    limits = settings.step_size
+    pace = slowness.Pace(usual.step_size, limits.friction)
+    steps = usual_steps(usual.step_size, usual.way, settings, settings.cost.usual)
+    if limits.relaxations * pace.relaxation(slowest) <= steps:
+        return usual
+    pace = slowness.quickest(pace, curvatures, epochs)
+    eta, a = (float(f"{v:.2g}") for v in pace)
+    tau = slowness.Pace(eta, a).relaxation(slowest)
+    why = (
+        f"{eta:.2g}, friction {a:.2g}: curvatures in the metric are between {slowest:.2g} and "
+        f"{steepest:.3g}, and the slowest direction relaxes in {tau:.0f} steps"
+    )
+    heat = sum(epochs.heat(eta * k, a) for k in curvatures) / len(curvatures)
+    return replace(
+        usual, step_size=eta, curvature=steepest, friction=a, heat=heat, reason=why, relaxation=tau
+    )
+
+
+def _bearable(usual: Choice, curvatures: list[float], epochs: slowness.Epochs) -> Choice:
+    """With the largest step up to the usual one at which minibatches heat no direction by more than
+    ``most_heat``."""
+    friction = epochs.limits.friction
+    if epochs.bearable(usual.step_size, curvatures, friction):
+        return usual
+    eta = float(f"{epochs.largest_step(curvatures, friction):.2g}")
+    heat = sum(epochs.heat(eta * k, friction) for k in curvatures) / len(curvatures)
+    why = (
+        f"{eta:.2g}: curvatures in the metric are up to {curvatures[-1]:.3g}, and minibatches of "
+        f"{epochs.batch} of {epochs.num_data:.0f} allow no more there"
+    )
+    return replace(usual, step_size=eta, curvature=curvatures[-1], heat=heat, reason=why)
+
+
+def _choice(
+    lam: float, per_step: float, batch: int, num_data: float, way: str, limits: StepSize
+) -> Choice:
+    """By the curvature lambda and the heat of a unit of eta."""
+    eta, why = limits.fallback, "no curvature could be measured"
+    if math.isfinite(lam):
+        eta = min(limits.largest, limits.steepness / max(lam, 1e-12))
+        why = f"the steepest curvature in the metric is {lam:.3g}"
+    if per_step * eta > limits.heat:
+        eta = limits.heat / per_step
+        why += f", and minibatches of {batch} of {num_data:.0f} allow no more"
+    eta = float(f"{eta:.2g}")
+    curvature = lam if math.isfinite(lam) else None
+    return Choice(
+        eta, curvature, per_step * eta, f"{eta:.2g}: {why}", way, friction=limits.friction
+    )
+
+
+def _heat(
+    moves: LangevinDynamics, state: State, num_data: float, batch: int, friction: float
+) -> Tensor:
+    """beta N rho / (2 B a) of every chain, what a unit of eta adds to the temperature of what the
+    data see; 0 for full batches."""
+    rho = torch.ones(state.chains)
+    if batch >= num_data:
+        return torch.zeros_like(rho)
+    second = state.metric.get("second")
+    if isinstance(second, dict) and second:
+        damping = moves.damping(second, num_data)
+        parts = [(j / (j + number_or_chains(damping[k], j))).flatten(1) for k, j in second.items()]
+        share = torch.cat(parts, 1)
+        rho = (share.square().nansum(1) / share.nansum(1).clamp_min(1e-12)).cpu()
+    count = torch.as_tensor(moves.weight(num_data)).cpu()
+    return count * rho / (2 * batch * friction) * (1 - batch / num_data)
+
+
 @dataclass(frozen=True)
-class Choice:
-    """What the pilot found. ``step_sizes``: one for all chains, or one each."""
+class SearchResult:
+    """What held-out rows say. ``step_sizes``: one for all chains, or one each."""
 
     step_sizes: tuple[float, ...]
     steps: int
@@ -77,9 +269,9 @@ def pilot_steps(steps: int, chains: int, candidates: int, rule: Search) -> int:
     return min(max(int(part * steps), rule.fewest_steps), rule.most_steps)
 
 
-def choose(
+def by_held_out_rows(
     motion: Motion, rule: Search, *, steps: int, batch_size: int, splits: int | None = None
-) -> Choice:
+) -> SearchResult:
     """The step size for a run of ``steps`` steps: a pure function of its arguments.
 
     ``splits``: how many folds are held out in turn; None: until ``enough_held_out`` rows have been.
@@ -118,7 +310,7 @@ def choose(
     choice = _decide(etas, nll, running, rows, count, held_out=held_out * splits)
     if len(rows) > 1:
         sizes = tuple(choice.step_sizes[rows.index(first)] for first in like)
-        choice = dataclasses.replace(choice, step_sizes=sizes)
+        choice = replace(choice, step_sizes=sizes)
     log.info("step_size=%s", choice.reason)
     return choice
 
@@ -253,7 +445,7 @@ def _log_density(dynamics: Dynamics, state: State, x: Tensor, y: Tensor) -> Tens
 
 def _decide(
     etas: Tensor, nll: Tensor, running: Tensor, rows: list[int], steps: int, *, held_out: int
-) -> Choice:
+) -> SearchResult:
     """From every candidate's score and whether it still runs, (row, candidate) each."""
     stable = running & torch.isfinite(nll)
     chosen, reasons, table = [], [], []
@@ -272,7 +464,7 @@ def _decide(
         f"{'; '.join(reasons)} (pilot of {steps} steps, {held_out} data held out), falling as "
         f"(1 + step / {steps})^(-1/3)"
     )
-    return Choice(tuple(chosen), steps, held_out, text, table)
+    return SearchResult(tuple(chosen), steps, held_out, text, table)
 
 
 def _best(etas: Tensor, nll: Tensor, stable: Tensor) -> tuple[int, str]:

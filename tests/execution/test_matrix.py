@@ -17,10 +17,10 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
+from known_networks import not_checked_again
 from lab import matrix, optimizer_check
 from lab.matrix import Case, cases, difference, run_case
 from natural_langevin import data, dynamics, preconditioners
-from natural_langevin._internal.proven import proven_network
 from natural_langevin.dynamics import State
 from natural_langevin.execution import compiled
 from natural_langevin.experiments.table1 import baseline_stages, stages
@@ -74,7 +74,8 @@ def here() -> list[Any]:
 def _shorter() -> Iterator[None]:
     """Of every kind of step some, the first among them; a CUDA graph needs more to be replayed.
     That the rules of these layers are right is tested elsewhere."""
-    with pytest.MonkeyPatch.context() as patch, proven_network():
+    with pytest.MonkeyPatch.context() as patch:
+        not_checked_again(patch)
         patch.setattr(matrix, "STEPS", 6)
         patch.setattr(matrix, "BURN_IN", 3)
         yield

@@ -12,7 +12,6 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from natural_langevin._internal.light_autograd import vjp
-from natural_langevin._internal.proven import is_proven
 from natural_langevin.data.checks import shown_to_model
 from natural_langevin.data.streams import Loader, Stream
 from natural_langevin.dynamics import State
@@ -54,12 +53,12 @@ def number_of_data(stream: Stream, num_data: float | None, chains: int) -> float
 def check_data(gradients: Gradients, state: State, x: Tensor, y: Tensor, targets: Tensor) -> None:
     """A batch (x, y), and all ``targets`` that are known, must fit the network and the likelihood.
 
-    Afterwards ``gradients`` is prepared for batches of this shape."""
-    likelihood = gradients.likelihood
+    Afterwards ``gradients`` is prepared for batches of this shape. What is of the network alone is
+    checked once: that takes longer than a small table's search."""
+    likelihood, kind = gradients.likelihood, (tuple(x.shape[1:]), x.dtype)
     outputs = outputs_of_few(gradients.network, state.params, x)
-    if not is_proven():
-        check_attached(gradients.network, {k: p[0] for k, p in state.params.items()}, x[:FEW])
-        _check_deterministic(gradients.network, state.params, x, outputs)
+    if kind not in gradients.checked:
+        check_network(gradients.network, state.params, x, outputs)
     likelihood.check(outputs, targets)
     few = y[:FEW]
     learned = {name: value[0] for name, value in state.likelihood.items()}
@@ -73,8 +72,9 @@ def check_data(gradients: Gradients, state: State, x: Tensor, y: Tensor, targets
     if gradients.targets == "model":
         key = torch.zeros(2, dtype=torch.int32, device=x.device)
         likelihood.sample(outputs, key, learned)  # a LogLoss without sample= fails here
-    if not is_proven():
+    if kind not in gradients.checked:
         check_statistics(gradients, state.params, state.likelihood, x, y)
+        gradients.checked.add(kind)
     gradients.prepare(state.params, x)
 
 
@@ -110,6 +110,12 @@ def _same(a: Any, b: Any) -> bool:
         return torch.equal(a, b)
     rtol = 10 * torch.finfo(a.dtype).eps
     return torch.allclose(a, b, rtol=rtol, atol=1e-5, equal_nan=True)
+
+
+def check_network(network: Network, params: Params, x: Tensor, outputs: Any) -> None:
+    """Refuses a network whose outputs do not follow from its weights, or not from them alone."""
+    check_attached(network, {k: p[0] for k, p in params.items()}, x[:FEW])
+    _check_deterministic(network, params, x, outputs)
 
 
 def _check_deterministic(network: Network, params: Params, x: Tensor, outputs: Any) -> None:

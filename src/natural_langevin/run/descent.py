@@ -17,7 +17,6 @@ other weights. Every chain sees its own rows alone; burn-in comes after it, with
 from __future__ import annotations
 
 import dataclasses
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -25,7 +24,6 @@ from torch import Tensor
 from torch.func import vmap
 
 from natural_langevin import schedules
-from natural_langevin._internal.proven import proven_network
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics.base import Info, State
 from natural_langevin.dynamics.frame import LangevinDynamics
@@ -81,7 +79,7 @@ def descend(
     network, likelihood = moves.gradients.network, moves.gradients.likelihood
     # Each decides for itself: where a chain starts must not depend on which others are here.
     going = torch.arange(state.chains, device=lowest.loss.device)
-    here, way, began = _Chains(downhill, state, stream), "", time_limit.clock()
+    here, began = _Chains(downhill, state, stream), time_limit.clock()
     products = work.of_chain(network, stream.example()[0]) or weights
     operations, done = 6.0 * products * stream.batch_size, 0  # of one chain's step; steps
     for steps in rule.rounds[:rounds]:
@@ -91,24 +89,21 @@ def descend(
         if len(going) < here.state.chains:
             here = _Chains(downhill, lowest.state, stream).chosen(going)
         before = lowest.loss[going]
-        # What agreed with the reference in one round does so in the next.
-        with proven_network() if way == "native" else nullcontext():
-            engine = _engine(here, steps, weights, num_data, rule, mode)
-            # On a copy: steps are written over the state that they begin at.
-            end = here.moves.init(_at(lowest.state.params, going))
-            own = None if held_out is None else (held_out[0][going], held_out[1][going])
-            few = rule.few if limit.exists else steps
-            for look in range(rule.looks):
-                first, count = look * steps // rule.looks, steps // rule.looks
-                end, info = _run(engine, end, first, count, few, limit)
-                loss = info.loss
-                if own is not None:
-                    loss = losses(network, likelihood, end.params, own, end.likelihood)
-                lowest.note(going, end, loss.double().masked_fill(end.diverged >= 0, torch.inf))
-                if not limit.allows(0.0):
-                    break
-        way = engine.way
-        costly = way.startswith("eager") or operations * steps > rule.most_work
+        engine = _engine(here, steps, weights, num_data, rule, mode)
+        # On a copy: steps are written over the state that they begin at.
+        end = here.moves.init(_at(lowest.state.params, going))
+        own = None if held_out is None else (held_out[0][going], held_out[1][going])
+        few = rule.few if limit.exists else steps
+        for look in range(rule.looks):
+            first, count = look * steps // rule.looks, steps // rule.looks
+            end, info = _run(engine, end, first, count, few, limit)
+            loss = info.loss
+            if own is not None:
+                loss = losses(network, likelihood, end.params, own, end.likelihood)
+            lowest.note(going, end, loss.double().masked_fill(end.diverged >= 0, torch.inf))
+            if not limit.allows(0.0):
+                break
+        costly = engine.way.startswith("eager") or operations * steps > rule.most_work
         enough = rule.costly_enough if costly else rule.enough
         going = going[_falling(lowest.loss[going], before, enough, likelihood.discrete)]
         taken = time_limit.clock() - began

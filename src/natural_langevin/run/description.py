@@ -159,7 +159,7 @@ def length_reached(
 
 
 def measured(
-    motion: Motion, phase: Phase, engine: Engine, state: State, step_size: StepSize, *, trial: bool
+    motion: Motion, phase: Phase, engine: Engine, state: State, step_size: StepSize, *, probe: bool
 ) -> dict[str, Any]:
     """What was measured: how steps were run, draws' weights, acceptance, rounding, temperature."""
     done, burn_in = int(state.step), phase.burn_in
@@ -176,5 +176,5 @@ def measured(
         found[name] = mesh.all_rows(values).tolist()  # of all chains
     if (shift := rounding.autocast_shift(engine, state)) is not None:
         found["autocast_shift"] = shift
-    heat = None if trial else temperature_probe.after_run(engine, state, done, mesh)
+    heat = temperature_probe.after_run(engine, state, done, mesh) if probe else None
     return found | {"effective_temperature": heat}

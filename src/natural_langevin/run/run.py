@@ -72,8 +72,9 @@ class Options:
     ``pattern``: see ``descent``. ``rounds``: the most rounds of the descent.
     ``trial``: the run compares settings, and nobody reads a diagnosis of it: a chain that diverges
     and a step size that is stiff are information there, not warnings. ``partial``: whether Ctrl-C
-    may end the run with the draws that there are. ``said``: notices that were given already.
-    ``commit``: called after every checkpoint (``setup.local_folders``)."""
+    may end the run with the draws that there are. ``probe``: whether the temperature is measured
+    at its end. ``said``: notices that were given already. ``commit``: called after every checkpoint
+    (``setup.local_folders``)."""
 
     where: str | Path = "device"
     commit: Callable[[], None] | None = None
@@ -88,6 +89,7 @@ class Options:
     rounds: int | None = None
     trial: bool = False
     partial: bool = True
+    probe: bool = True
     said: set[str] = field(default_factory=set)
 
     @property
@@ -245,7 +247,8 @@ def _phase(
         config |= description.length_reached(plan, phase, target, state, interrupted)
         if swaps is not None:
             config["exchange"] = swaps.report(state)
-        config |= description.measured(motion, phase, engine, state, step_size, trial=options.trial)
+        probe = options.probe and not options.trial
+        config |= description.measured(motion, phase, engine, state, step_size, probe=probe)
         if not options.trial and _noise_is_open(problem, plan):
             x, y, _ = problem.rows()
             state = state._replace(likelihood=calibration.raised(state.likelihood, y))

@@ -6,7 +6,6 @@ import logging
 from typing import Any
 
 from natural_langevin._internal.processes import Processes
-from natural_langevin._internal.proven import is_proven
 from natural_langevin.diagnostics import kinetic
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
@@ -31,15 +30,13 @@ def probe_steps(chains: int) -> int:
 def after_run(
     engine: Engine, state: State, steps: int, processes: Processes
 ) -> dict[str, Any] | None:
-    """The kinetic temperature as plain numbers; None for a short run, one without chains, or one
-    of a table's small networks (``proven_network``), which it would cost more than the run
-    itself.
+    """The kinetic temperature as plain numbers; None for a short run, or one without chains.
 
     What several ``processes`` found of their chains is put together. A diagnosis that fails must
     not cost the run that it was to diagnose: it is logged.
     """
     count = probe_steps(processes.chains)
-    if steps < SMALL_PART * count or is_proven():
+    if steps < SMALL_PART * count:
         return None
     replicates = None
     try:

@@ -69,6 +69,8 @@ class Gradients:
         self._plans: dict[Any, Plan] = {}  # by ``kind_of`` the inputs
         #: Parameters whose layers have rules that failed their check.
         self.distrusted: frozenset[str] = frozenset()
+        #: Kinds of inputs on which the network has passed its checks: it has them once.
+        self.checked: set[Any] = set()
         self._watching = from_layers(self.requests)
         if self.requests - {"samples"}:  # the hooks' owners tell which parameters are a unit
             network.install_hooks()
@@ -76,7 +78,7 @@ class Gradients:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the plans, which a copy makes anew: torch's descriptions of trees are in them."""
-        return self.__dict__ | {"_plans": {}}
+        return self.__dict__ | {"_plans": {}, "checked": set()}
 
     def prepare(self, params: Params, x: Tensor) -> None:
         """Learns how the network treats a batch like ``x`` (no chain axis). Idempotent."""

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from natural_langevin._internal.atomic import write
 from natural_langevin._internal.object_store import is_url
-from natural_langevin._internal.proven import proven_network
 from natural_langevin.data.streams import Subsets
 from natural_langevin.langevin import Langevin
 from natural_langevin.posterior.plan import Plan
@@ -115,11 +114,10 @@ class TableFit:
         limit = self.clock.until(PLANNING)
         settings = self.settings
         batch = settings.given_batch and min(settings.given_batch, len(rows))
-        with proven_network():
-            plan = sampler.plan(
-                self._data(view, rows), steps=settings.given_steps, batch_size=batch,
-                seconds=None if limit is None else max(limit, 0.1),
-            )  # fmt: skip
+        plan = sampler.plan(
+            self._data(view, rows), steps=settings.given_steps, batch_size=batch,
+            seconds=None if limit is None else max(limit, 0.1),
+        )  # fmt: skip
         plan = replace(plan, seconds=None)  # which are those of the plan
         if settings.prior_variance == AUTO and plan.prior_scale is None:
             plan = replace(plan, prior_scale=prior_scale)
@@ -249,9 +247,9 @@ class TableFit:
             trial=trial,
             partial=False,
             begin=begin,
+            probe=False,  # which would cost more than the run itself
         )
-        with proven_network():
-            return sampler.sampled(data, Asked(), options, plan)
+        return sampler.sampled(data, Asked(), options, plan)
 
 
 def _steps_within(sampler: Langevin, data: Any, plan: Plan, seconds: float) -> int:

@@ -2,8 +2,8 @@
 
 The proof compares one native step with the reference's. Where float32 cannot decide (inputs far
 from zero cancel in J_ii - J_0i^2 / J_00, and the reference itself is rounding there) the same step
-in float64 does: the same sources, the same network, data and draws. Dynamics that have proven
-themselves on their data need not again: a pilot's later stages may stand anywhere.
+in float64 does: the same sources, the same network, data and draws. What has
+agreed once need not again (``proofs``): a pilot's later stages may stand anywhere.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ import copy
 import dataclasses
 import logging
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from natural_langevin._internal.proven import is_proven
 from natural_langevin.data.streams import InMemory, Stream
 from natural_langevin.dynamics.base import CHAINWISE, Dynamics, State
 from natural_langevin.dynamics.descent import Descent
@@ -29,6 +27,7 @@ from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.dynamics.underdamped import Underdamped
 from natural_langevin.execution.kernels.native.engine import NativeMLP
 from natural_langevin.execution.kernels.native.settings import UnsupportedError
+from natural_langevin.execution.proofs import Proofs
 from natural_langevin.likelihoods import Categorical
 from natural_langevin.preconditioners import Euclidean
 from natural_langevin.priors import Flat
@@ -37,8 +36,7 @@ from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 
-#: Dynamics, and the streams on which they have agreed with the reference.
-_PROVEN: WeakKeyDictionary[Dynamics, WeakSet[Any]] = WeakKeyDictionary()
+PROOFS = Proofs()
 
 
 def plan_native(
@@ -49,10 +47,9 @@ def plan_native(
         return None
     try:
         native = _native(dynamics, state, stream, rates, num_data)
-        proven = _PROVEN.setdefault(dynamics, WeakSet())
-        known = is_proven() or stream in proven
+        known = PROOFS.known(dynamics, stream)
         if known or agrees(native, state) or agrees_in_double(native, state):
-            proven.add(stream)
+            PROOFS.add(dynamics, stream)
             return native
     except UnsupportedError as reason:
         log.debug("not by the native engine: %s", reason)

@@ -1,8 +1,8 @@
 """Whether a run goes by whole steps in Triton: it must take everything, and prove itself.
 
 The proof is two steps in one launch against two of the reference's: a compiler and a driver that we
-have not seen stand between the kernel and its source. Dynamics that have proven themselves on their
-data need not again.
+have not seen stand between the kernel and its source. What has agreed once need not
+again (``proofs``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import logging
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch.utils import _pytree as pytree
@@ -23,6 +22,7 @@ from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.agreement import disagreement, same_losses
 from natural_langevin.execution.kernels.native.settings import UnsupportedError
+from natural_langevin.execution.proofs import Proofs
 
 log = logging.getLogger("natural_langevin")
 
@@ -36,8 +36,7 @@ LEAST_GAIN = 5.0
 #: What a step saves: launches, and for every chain (seen on an H200: 64 us to 10 for one chain of
 #: 13-50-1, 0.30 to 0.06 a chain for 4,096).
 SAVED_BY_STEP, SAVED_BY_CHAIN = 5e-5, 2.5e-7
-#: Dynamics, and the streams on which they have agreed with the reference.
-_PROVEN: WeakKeyDictionary[Dynamics, WeakSet[Any]] = WeakKeyDictionary()
+PROOFS = Proofs()
 
 
 def plan_whole_steps(
@@ -57,10 +56,9 @@ def plan_whole_steps(
         from natural_langevin.execution.kernels.whole_steps.executor import WholeSteps
 
         found = WholeSteps(dynamics, state, stream, rates, num_data)
-        proven = _PROVEN.setdefault(dynamics, WeakSet())
-        wrong = "" if stream in proven else disagrees(found, state)
+        wrong = "" if PROOFS.known(dynamics, stream) else disagrees(found, state)
         if not wrong:
-            proven.add(stream)
+            PROOFS.add(dynamics, stream)
             return found
         reason = f"they disagree on {wrong}"
     except UnsupportedError as unknown:

@@ -54,7 +54,7 @@ def test_convergence_and_usability_are_two_answers() -> None:
     assert found.verdicts
     assert found.usable is (not found.scores.verdicts)
     text = str(found)
-    assert text.startswith("Has the posterior converged?")
+    assert text.startswith("Convergence of ")
     assert "Are the predictions usable?" in text
     assert f"steps={3 * 40}" in text
     assert posterior.diagnose(x).usable is None

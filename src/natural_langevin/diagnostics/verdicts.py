@@ -359,21 +359,21 @@ class Diagnosis:
         return f"Diagnosis({self.chains} chains of {self.draws} draws, {self.mixing}; {found})"
 
     def __str__(self) -> str:
-        lines = [self._question, *self._measured(), *(self.verdicts or [FINE])]
+        lines = [self._heading, *self._measured(), *(self.verdicts or [FINE])]
         if self.scores is not None:
             lines += [self._answer, str(self.scores)]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         rows = [line.removesuffix(".").split(": ", 1) for line in self._measured()]
-        page = shown(self._question, rows, self.verdicts or [FINE])
+        page = shown(self._heading, rows, self.verdicts or [FINE])
         if self.scores is None:
             return page
         return f"{page}{shown(self._answer)}{self.scores._repr_html_()}"
 
     @property
-    def _question(self) -> str:
-        return f"Has the posterior converged? {self.chains} chains of {self.draws} draws."
+    def _heading(self) -> str:
+        return f"Convergence of {self.chains} chains of {self.draws} draws each:"
 
     @property
     def _answer(self) -> str:

@@ -1,13 +1,16 @@
 """The examples of every command's --help, pasted from a terminal of 80 columns into a shell.
 
-Each command's examples begin in an empty folder and make what they need. Options that shorten a run
-are added at the end of the line (the last one counts); everything else runs as it is shown.
+Each command's examples begin in an empty folder and make what they need; those that begin with the
+same line, which goes on with a run that is there (--resume), find what the first of them has made.
+Options that shorten a run are added at the end of the line (the last one counts); everything else
+runs as it is shown.
 """
 
 import json
 import os
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -82,11 +85,22 @@ def empty_folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """By first lines that go on with what is there, the folder that they have made."""
+    return {}, tmp_path_factory.mktemp("made")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_examples_work_when_pasted(command, empty_folder):
+def test_the_examples_work_when_pasted(command, empty_folder, made):
     lines = shown(command)
     assert any(line.startswith(f"natural-langevin {command} ") for line in lines), lines
+    found, kept = made
+    if lines[0] in found:
+        shutil.copytree(found[lines[0]], empty_folder / "runs")
     said = [paste(line) for line in lines]
+    if lines[0].endswith(" --resume") and lines[0] not in found:
+        found[lines[0]] = shutil.copytree(empty_folder / "runs", kept / command)
     for name in LEFT[command]:
         assert (empty_folder / name).stat().st_size > 100, name
     if command == "predict":

@@ -49,9 +49,9 @@ def test_looking_changes_nothing_and_the_temperature_is_measured_when_read() -> 
 
 def test_acceptance_is_shown_where_there_is_one() -> None:
     seen: list[Look] = []
-    sampler = small_run.sampler(dynamics=dynamics.Adjusted(), step_size="auto")
+    sampler = small_run.sampler(dynamics=dynamics.Adjusted(), step_size=0.02)
     sampler.sample(
-        small_run.data(), 150, burn_in=100, batch_size=60, callback=seen.append, progress=False
+        small_run.data(), 30, burn_in=10, batch_size=60, callback=seen.append, progress=False
     )
     last = seen[-1].acceptance
     assert last is not None

@@ -21,7 +21,7 @@ from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics import Descent, RatesTable
 from natural_langevin.dynamics.dropout import PerceptronLoss, forward
 from natural_langevin.execution.engine import Engine, choose_mode
-from natural_langevin.experiments.table1.baselines import mc_dropout
+from natural_langevin.experiments.table1.baseline_stages import mc_dropout
 
 
 class Network(NamedTuple):

@@ -5,6 +5,7 @@ Only small things travel: a number per chain, predictions, one network that was 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +18,29 @@ from natural_langevin._internal.processes import Processes, SingleProcess
 from natural_langevin.distributed.group import Group, GroupError
 from natural_langevin.distributed.join import join, launched
 from natural_langevin.distributed.layout import Layout, chosen, mesh_of, own_chains
-from natural_langevin.distributed.rank_logging import name_rank
 from natural_langevin.distributed.reduction import DataGroup
+
+log = logging.getLogger("natural_langevin")
+
+
+class _Rank(logging.Filter):
+    """``%(rank)s`` for a format of one's own; where nobody set up logging, the message says it."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.rank = self.rank
+        if not (log.handlers or logging.getLogger().handlers):
+            record.msg = f"rank {self.rank}: {record.msg}"
+        return True
+
+
+def name_rank(rank: int) -> None:
+    """Adds the rank to every log record from now on; calling it again changes nothing."""
+    if not any(isinstance(one, _Rank) for one in log.filters):
+        log.addFilter(_Rank(rank))
 
 
 def find_processes(parallel: Any, *, chains: int, device: torch.device) -> Processes:

@@ -16,17 +16,20 @@ Scores are plain floats, averages over samples, computed in float64.
 """
 
 from natural_langevin.metrics.acquisition import bald, batch_bald
-from natural_langevin.metrics.agreement import agreement, total_variation
 from natural_langevin.metrics.classification import (
+    Reliability,
     accuracy,
+    agreement,
     brier,
     classwise_calibration_error,
     expected_calibration_error,
     nll,
+    plot_reliability,
+    reliability,
+    total_variation,
 )
 from natural_langevin.metrics.conformal import ConformalIntervals, ConformalSets
 from natural_langevin.metrics.regression import crps, interval_coverage, regression_nll, rmse
-from natural_langevin.metrics.reliability import Reliability, plot_reliability, reliability
 from natural_langevin.metrics.scaling import TemperatureScaling
 from natural_langevin.metrics.selective import RiskCoverage, ood_auroc, risk_coverage
 from natural_langevin.metrics.stacking import stacking_weights

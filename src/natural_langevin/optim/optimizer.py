@@ -37,8 +37,7 @@ from natural_langevin.optim.groups import (
 from natural_langevin.optim.labels import Labels
 from natural_langevin.optim.loss_check import LossCheck
 from natural_langevin.optim.metric_state import connected, refuse_large
-from natural_langevin.optim.reading import all_finite, local_gradient, not_finite
-from natural_langevin.optim.scaling import Scale, Scaling
+from natural_langevin.optim.reading import Scale, Scaling, all_finite, local_gradient, not_finite
 from natural_langevin.optim.vector_update import Chain, VectorUpdate
 from natural_langevin.problem.validation import check_arguments, check_counts, check_parameters
 from natural_langevin.run.loop import DivergenceError

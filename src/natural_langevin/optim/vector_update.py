@@ -24,9 +24,8 @@ from natural_langevin.execution.stepping import overwrite
 from natural_langevin.optim import shards
 from natural_langevin.optim.kernel_step import KernelStep
 from natural_langevin.optim.metric_state import MetricLayout
-from natural_langevin.optim.vector import VECTOR, Vector
+from natural_langevin.optim.vector import VECTOR, Vector, VectorPrior
 from natural_langevin.optim.vector_metric import NamedMetric, vector_metric
-from natural_langevin.optim.vector_prior import VectorPrior
 from natural_langevin.preconditioners import Metric, Preconditioner
 from natural_langevin.priors import Prior
 from natural_langevin.statistics import Evaluation, Gradients, Statistics

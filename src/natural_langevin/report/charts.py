@@ -4,11 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from natural_langevin.report import svg, text
-from natural_langevin.report.palette import HUES
+
+#: One colour per method, the same in every chart; the colours themselves are CSS.
+HUES = 12  # .hue0 to .hue11 in style.css
+KNOWN = ("sgd", "dropout", "euclidean", "rmsprop", "dop", "qdop")
+
+
+def hues(methods: Iterable[str]) -> Mapping[str, str]:
+    """CSS class of each method: the paper's six have theirs, others take what follows, in order.
+
+    >>> hues(["qdop", "full", "sgd", "full"])
+    {'qdop': 'hue5', 'full': 'hue6', 'sgd': 'hue0'}
+    """
+    chosen: dict[str, str] = {}
+    free = len(KNOWN)
+    for method in methods:
+        if method in chosen:
+            continue
+        if method in KNOWN:
+            index = KNOWN.index(method)
+        else:
+            index, free = free % HUES, free + 1
+        chosen[method] = f"hue{index}"
+    return chosen
+
 
 POINTS = 120  # a longer series is drawn as means of equal blocks
 HUGE = 1e100  # a value beyond this has diverged, whatever it is

@@ -13,8 +13,8 @@ from natural_langevin._internal.atomic import write_output
 from natural_langevin._internal.extras import needing
 from natural_langevin._internal.messages import visible
 from natural_langevin.report import charts, digits, heatmap, reliability, schema, summary, text
+from natural_langevin.report.charts import hues
 from natural_langevin.report.claims import claims
-from natural_langevin.report.palette import hues
 from natural_langevin.report.table import table
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ from torch import Tensor
 from natural_langevin import models, random, schedules
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics import Descent, RatesTable
-from natural_langevin.dynamics.dropout import PerceptronLoss, forward
+from natural_langevin.dynamics.dropout import PerceptronLoss, forward, hidden_units
 from natural_langevin.execution.engine import Engine, choose_mode
-from natural_langevin.experiments.table1.baselines import mc_dropout
 from natural_langevin.experiments.table1.scores import finite, reliability, score, summary
 from natural_langevin.experiments.table1.stages import (
     FINAL_SEED,
@@ -26,6 +25,21 @@ from natural_langevin.experiments.table1.stages import (
     ranked,
 )
 from natural_langevin.experiments.table1.training import Outcome, train
+from natural_langevin.types import Params
+
+
+def mc_dropout(params: Params, x: Tensor, rate: Tensor, origin: Tensor, samples: int) -> Tensor:
+    """Probabilities averaged over dropout masks drawn at test time: (network, n, classes)."""
+    total = torch.zeros(())
+    for sample in range(samples):
+        parts = []
+        for index, part in enumerate(x.split(2000)):
+            key = random.stream(origin, sample * 10_000 + index)
+            masks = random.uniform(key, hidden_units(params) * len(part))
+            parts.append(forward(params, part, rate, masks).softmax(-1))
+        total = torch.cat(parts, dim=1) / samples + total.to(x.device)
+    return total
+
 
 #: The paper's Euclidean step sizes, best guess first, like the samplers' grids.
 STEP_SIZES = (0.1, 0.01, 1.0, 0.001)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from natural_langevin import preconditioners, schedules
 from natural_langevin.dynamics import Overdamped, Underdamped
-from natural_langevin.dynamics.base import Integrator
+from natural_langevin.dynamics.frame import Integrator
 from natural_langevin.preconditioners import Preconditioner
 
 REFERENCE_STEPS = 15_000

@@ -22,8 +22,8 @@ from natural_langevin.data.signature import Signature
 from natural_langevin.diagnostics import Kinetic
 from natural_langevin.distributed.layout import Layout
 from natural_langevin.distributed.process_mesh import ProcessMesh, find_processes
-from natural_langevin.dynamics.base import Info, Integrator, State
-from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.base import Info, State
+from natural_langevin.dynamics.frame import Integrator, LangevinDynamics
 from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.posterior import stores
 from natural_langevin.posterior.plan import Plan

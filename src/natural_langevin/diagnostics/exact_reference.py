@@ -34,8 +34,7 @@ from natural_langevin._internal.html import text_shown
 from natural_langevin.data.streams import as_stream, split_pair
 from natural_langevin.diagnostics.reading import Reading
 from natural_langevin.dynamics import Adjusted
-from natural_langevin.dynamics.base import Conditions
-from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.frame import Conditions, LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine
 from natural_langevin.likelihoods import Likelihood

@@ -4,9 +4,9 @@ Imports priors, statistics and preconditioners; execution and up import it.
 """
 
 from natural_langevin.dynamics.adjusted import Adjusted
-from natural_langevin.dynamics.base import Dynamics, Info, Integrator, State
+from natural_langevin.dynamics.base import Dynamics, Info, State
 from natural_langevin.dynamics.descent import Descent
-from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.frame import Integrator, LangevinDynamics
 from natural_langevin.dynamics.microcanonical import Microcanonical
 from natural_langevin.dynamics.nose_hoover import NoseHoover
 from natural_langevin.dynamics.overdamped import Overdamped

@@ -1,4 +1,8 @@
-"""The frame of every Langevin sampler: all that its integrators share.
+"""The frame of every Langevin sampler, and what an integrator is that moves in it.
+
+Samplers share the frame (``LangevinDynamics``: gradients, metric, noise, chains that stop) and
+differ in their ``Integrator``, of which there is one per file. An integrator is what a user gives
+to ``Langevin(dynamics=...)``: options and equations, nothing of a network.
 
 Target: pi(theta) ~ [alpha(theta) prod_n p_theta(y_n | x_n)^beta]^(1/T). With N data, the minibatch
 *mean* loss gradient g, prior density alpha, step size eta and temperature T, dynamics are made of
@@ -20,9 +24,9 @@ J_{t+1}, the paper's order, in which C and g share a batch and E[C g] is not E[C
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,9 +35,7 @@ from natural_langevin import random
 from natural_langevin._internal.chains import average, number_or_chains
 from natural_langevin.dynamics.base import (
     Info,
-    Integrator,
     State,
-    kernels_of,
     note_diverged,
     select,
     still_running,
@@ -54,6 +56,110 @@ from natural_langevin.types import Batch, Params
 EVERY_BATCH = Kind()
 #: Normals that are made ahead, at most.
 AHEAD = 1 << 16
+
+
+class Conditions(NamedTuple):
+    """What an integrator is told of a run."""
+
+    step_size: Tensor  # (chain,) the largest eta after burn-in
+    batch_size: int
+    num_data: float
+    adapts: bool  # whether the metric goes on adapting after burn-in
+
+
+class KernelUpdate(NamedTuple):
+    """An integrator's update, as kernels are told of it."""
+
+    share: float = 1.0  # h of the noise sqrt(2 h eta T / N) C^{1/2} xi
+    kept: float = 0.0  # the share of the momentum, ``own.momentum``, that a step keeps
+    scheme: int = 0  # 0 has no momentum, 1 is Euler's scheme, 2 BAOAB (see ``underdamped``)
+
+
+class Integrator:
+    """How a Langevin sampler moves, given gradients and metric. A subclass is one file.
+
+    ``on`` is the frame, which knows prior, metric, temperature and noise."""
+
+    def init(self, params: Params) -> Any:
+        """What the integrator carries from step to step, beside theta; by default nothing."""
+        return ()
+
+    #: Whether the step size is tuned in the first ``burn_in`` steps, where ``rates.kind.tunes``.
+    tunes: bool = False
+    #: Whether it takes differences of energies, for which losses are averaged in float64.
+    compares_energies: bool = False
+    #: Whether it moves at temperatures above 0 alone: it has no exploration stages.
+    needs_temperature: bool = False
+    #: Whether a step size near that of the prior alone widens the law (see ``largest_step``).
+    overshoots: bool = False
+
+    def check(self, on: LangevinDynamics, run: Conditions) -> None:
+        """Refuses, or warns of, a run that this integrator cannot do, before its first step."""
+
+    def before(
+        self, on: LangevinDynamics, state: State, rates: Rates, num_data: float | Tensor
+    ) -> State:
+        """The state at which the gradient is evaluated; by default where the last step ended."""
+        return state
+
+    def judged(self, state: State, loss: Tensor) -> Tensor:
+        """The loss that must be finite for a chain to go on: (chain,)."""
+        return loss
+
+    def update(
+        self,
+        on: LangevinDynamics,
+        state: State,
+        evaluation: Evaluation,
+        rates: Rates,
+        num_data: float | Tensor,
+    ) -> State:
+        """The state after the step, from what a minibatch says at ``before``."""
+        raise NotImplementedError
+
+    def relocated(
+        self,
+        on: LangevinDynamics,
+        state: State,
+        change: Callable[[], Params],
+        rates: Rates,
+        num_data: float | Tensor,
+    ) -> Any:
+        """``state.own`` where somebody has put chains elsewhere between two steps, with ``change``
+        in v: what is carried on must go with the new theta as it went with the old one."""
+        return state.own
+
+    def innovation(self, old: State, new: State) -> tuple[Params, float] | None:
+        """What a step added: Delta = -eta C v + sqrt(2 h eta T / N) C^{1/2} xi, and the share h.
+
+        For the diagnosis of the noise (``diagnostics.kinetic``); None where there is no such."""
+        return None
+
+    @property
+    def cold_epochs(self) -> str:
+        """What is wrong, and what to do, where minibatches are parts of one shuffled epoch and not
+        independent; "" where nothing is."""
+        return ""
+
+    def report(self, state: State) -> dict[str, Tensor]:
+        """What a reader of a finished run wants to know (``posterior.config``): (chain,) each."""
+        return {}
+
+    @property
+    def kernel_update(self) -> KernelUpdate:
+        """What the kernels "linear" and "mlp" on a GPU are told."""
+        return KernelUpdate()
+
+    @property
+    def kernels(self) -> frozenset[str]:
+        """Names of the kernels that compute exactly ``update``. A subclass that says nothing has
+        none, whatever the class above it says."""
+        return frozenset()
+
+
+def kernels_of(integrator: Integrator) -> frozenset[str]:
+    """Those that an integrator's own class names: an inherited answer is about other equations."""
+    return integrator.kernels if "kernels" in vars(type(integrator)) else frozenset()
 
 
 @dataclass(frozen=True, eq=False)

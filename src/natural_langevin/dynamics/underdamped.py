@@ -43,8 +43,8 @@ import torch
 from torch import Tensor
 
 from natural_langevin._internal.chains import per_chain
-from natural_langevin.dynamics.base import Conditions, Integrator, KernelUpdate, State
-from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.base import State
+from natural_langevin.dynamics.frame import Conditions, Integrator, KernelUpdate, LangevinDynamics
 from natural_langevin.dynamics.heat import COLD_EPOCHS, refuse_metric, warn_beyond_range
 from natural_langevin.dynamics.overdamped import check_flag, increment, noise
 from natural_langevin.dynamics.rates import Rates

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from natural_langevin import random
-from natural_langevin.dynamics.base import State, kernels_of
-from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.base import State
+from natural_langevin.dynamics.frame import LangevinDynamics, kernels_of
 from natural_langevin.dynamics.rates import Rates
 from natural_langevin.execution.kernels import Backend, LayerTask, backend_for
 from natural_langevin.execution.kernels.layer import KINDS, LayerInputs, LayerState

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from natural_langevin import likelihoods, preconditioners, priors, schedules
 from natural_langevin._internal.fingerprints import stable_repr
 from natural_langevin.dynamics import Integrator, Overdamped
-from natural_langevin.dynamics.base import Conditions
+from natural_langevin.dynamics.frame import Conditions
 from natural_langevin.dynamics.rates import Kind, Rates, RatesTable
 from natural_langevin.optim import shards
 from natural_langevin.optim.agreement import Agreement, Local

@@ -15,8 +15,8 @@ from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
 
 from natural_langevin import random
-from natural_langevin.dynamics.base import Integrator, State, note_diverged, select
-from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.base import State, note_diverged, select
+from natural_langevin.dynamics.frame import Integrator, LangevinDynamics
 from natural_langevin.dynamics.rates import Rates
 from natural_langevin.execution import graphs
 from natural_langevin.execution.agreement import disagreement

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,32 +21,35 @@ from natural_langevin import random
 from natural_langevin._internal.chains import likelihood_powers
 from natural_langevin.diagnostics import import_arviz
 from natural_langevin.posterior import networks
+from natural_langevin.posterior.draws import Draws
 from natural_langevin.posterior.ensemble import learned_by
 from natural_langevin.posterior.units import in_standard_units
 
-if TYPE_CHECKING:
-    from natural_langevin.posterior.posterior import Posterior
 
-
-def inference_data(posterior: Posterior, x: Any, data: Any, *, seed: int = 0) -> Any:
-    """Of the healthy chains; see ``Posterior.to_arviz``."""
+def inference_data(
+    posterior: Draws,
+    predictions: Tensor | None,
+    data: Any,
+    pointwise: Tensor | None,
+    *,
+    seed: int = 0,
+) -> Any:
+    """Of the healthy chains; see ``Posterior.to_arviz``. ``predictions``: of every network;
+    ``pointwise``: ln p of every datum of ``data`` by every network."""
     healthy = posterior.healthy
     groups: dict[str, dict[str, Tensor]] = {
         "posterior": {
             k: s[healthy].to(posterior.last[k].dtype) for k, s in posterior.samples.items()
         }
     }
-    if x is not None:
-        values = posterior.predict(x, chains="all", sharpness=1.0).samples
-        assert values is not None
-        groups["posterior"]["prediction"] = values.unflatten(0, (-1, posterior.draws))
+    if predictions is not None:
+        groups["posterior"]["prediction"] = predictions.unflatten(0, (-1, posterior.draws))
     stats: dict[str, Tensor] = {}
     if "acceptance" in posterior.config:
         rate = torch.tensor(posterior.config["acceptance"])[healthy]
         stats["acceptance_rate"] = rate[:, None].expand(-1, posterior.draws)
-    if data is not None:
+    if pointwise is not None:
         x, y = posterior.signature.split(data)
-        pointwise = posterior.log_likelihood(x, y, chains="all")
         one_each = y[0].numel() == 1  # then of the shape of y, which LOO-PIT asks for
         known = pointwise.unflatten(-1, y.shape) if one_each else pointwise
         groups |= {"log_likelihood": {"y": known}, "observed_data": {"y": y}}
@@ -64,7 +67,7 @@ def inference_data(posterior: Posterior, x: Any, data: Any, *, seed: int = 0) ->
     return make(**arrays) if by_name else make(arrays)
 
 
-def draws(posterior: Posterior, x: Tensor, seed: int) -> Tensor | None:
+def draws(posterior: Draws, x: Tensor, seed: int) -> Tensor | None:
     """y~ of every network, (chain, draw, N, ...); None where the likelihood cannot draw."""
     chains, count = posterior.healthy, posterior.draws
     device = next(iter(posterior.last.values())).device
@@ -87,7 +90,7 @@ def draws(posterior: Posterior, x: Tensor, seed: int) -> Tensor | None:
     return torch.stack(found).unflatten(0, (len(chains), count))
 
 
-def log_density(posterior: Posterior, pointwise: Tensor) -> Tensor:
+def log_density(posterior: Draws, pointwise: Tensor) -> Tensor:
     """ln alpha(theta) + beta sum_n ln p of the healthy chains' draws, (chain, draw), from what all
     data's ln p are: (chain, draw, n)."""
     power = likelihood_powers(posterior.config, posterior.chains)[posterior.healthy]
@@ -95,7 +98,7 @@ def log_density(posterior: Posterior, pointwise: Tensor) -> Tensor:
     return power[:, None] * total + log_prior(posterior, posterior.healthy)
 
 
-def log_prior(posterior: Posterior, chains: list[int]) -> Tensor:
+def log_prior(posterior: Draws, chains: list[int]) -> Tensor:
     """ln alpha(theta) of every draw, in nats and float64: (chain, draw). Of the weights as they
     were sampled, which is what the prior is of."""
     assert posterior.prior is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,14 +21,13 @@ from natural_langevin.diagnostics import probes
 from natural_langevin.diagnostics.kinetic import left_by_epochs
 from natural_langevin.likelihoods import with_own
 from natural_langevin.likelihoods.predictive import predicted_by
+from natural_langevin.metrics.summary import ClassificationScores, RegressionScores
 from natural_langevin.posterior import networks
+from natural_langevin.posterior.draws import Draws
 from natural_langevin.posterior.ensemble import learned_by
 from natural_langevin.posterior.pooling import Chains
 from natural_langevin.posterior.units import in_standard_units
 from natural_langevin.priors import PriorLike, resolve
-
-if TYPE_CHECKING:
-    from natural_langevin.posterior.posterior import Posterior
 
 #: Components of a parameter that are followed, where it is asked for.
 MOST_COMPONENTS = 1000
@@ -39,7 +38,7 @@ SOME = 16
 
 
 def diagnose(
-    posterior: Posterior,
+    posterior: Draws,
     x: Any,
     *,
     data: Any,
@@ -49,26 +48,24 @@ def diagnose(
     batch_size: int,
     max_draws: int,
     chains: Chains,
-    halved: Posterior | None,
-    held_out: Any,
+    halved: Draws | None,
+    scores: ClassificationScores | RegressionScores | None,
 ) -> diagnostics.Diagnosis:
-    """See ``Posterior.diagnose``."""
+    """See ``Posterior.diagnose``. ``scores``: on rows that the run has not seen."""
     config, shards = posterior.config, posterior.shards
     pooled = posterior.chosen(chains)
     x = torch.cat(list(posterior.signature.batches(x, batch_size)))
     around = probes.around(x) if beyond and not posterior.signature.packed else {}
     inputs = {"predictions": x} | around
     sizes = [len(rows) for rows in inputs.values()]
-    outputs = posterior.followed(torch.cat(list(inputs.values())), chains).split(sizes, 2)
+    outputs = followed(posterior, torch.cat(list(inputs.values())), pooled).split(sizes, 2)
     predictions, *elsewhere = outputs
     some = diagnostics.some_components(posterior.samples, tuple(parameters), MOST_COMPONENTS)
-    heat = scores = pair = None
+    heat = pair = None
     if data is not None:
         heat = _configurational(posterior, data, prior, batch_size, max_draws)
     if halved is not None:
         pair = _against(posterior, halved, x, predictions, pooled)
-    if held_out is not None:
-        scores = posterior.evaluate(*posterior.signature.split(held_out), chains=chains)
     return diagnostics.diagnose(
         predictions,
         {c: int(s) for c, s in enumerate(posterior.diverged.tolist()) if s >= 0},
@@ -92,7 +89,7 @@ def diagnose(
     )
 
 
-def followed(posterior: Posterior, x: Tensor, pooled: Sequence[int]) -> Tensor:
+def followed(posterior: Draws, x: Tensor, pooled: Sequence[int]) -> Tensor:
     """See ``Posterior.followed``; of the chains ``pooled``, wherever they are."""
     like, own = next(iter(posterior.last.values())), range(len(next(iter(posterior.last.values()))))
     state = learned_by(posterior, posterior.shards.processes.own, posterior.draws)
@@ -120,7 +117,7 @@ def _name(name: str, some: Tensor, whole: Tensor) -> str:
 
 
 def _noise(
-    posterior: Posterior, pooled: Sequence[int], predictions: Tensor
+    posterior: Draws, pooled: Sequence[int], predictions: Tensor
 ) -> diagnostics.Noise | None:
     """The widths that a likelihood with units has learned, whose logarithms n numbers determine up
     to a variance of T / (2 n)."""
@@ -150,7 +147,7 @@ def _kinetic(config: Mapping[str, Any]) -> diagnostics.Kinetic | None:
 
 
 def _against(
-    posterior: Posterior, other: Posterior, x: Tensor, predictions: Tensor, pooled: Sequence[int]
+    posterior: Draws, other: Draws, x: Tensor, predictions: Tensor, pooled: Sequence[int]
 ) -> dict[str, diagnostics.Halved]:
     """This run and one at half the step size: predictions, and some weights of each tensor."""
     theirs = other.chosen(None)
@@ -159,19 +156,19 @@ def _against(
     return diagnostics.halved.compare(
         {"predictions": predictions}
         | {k: posterior.shards.everywhere(v)[list(pooled)] for k, v in mine.items()},
-        {"predictions": other.followed(x, theirs)}
+        {"predictions": followed(other, x, theirs)}
         | {k: other.shards.everywhere(v)[theirs] for k, v in half.items()},
     )
 
 
-def _temperatures(posterior: Posterior) -> Tensor:
+def _temperatures(posterior: Draws) -> Tensor:
     """T of every chain, as far as the configuration says: (chain,)."""
     value = posterior.config.get("temperature", 1.0)
     return torch.as_tensor(value, dtype=torch.float64).expand(posterior.chains)
 
 
 def _configurational(
-    posterior: Posterior, data: Any, prior: PriorLike | None, batch_size: int, max_draws: int
+    posterior: Draws, data: Any, prior: PriorLike | None, batch_size: int, max_draws: int
 ) -> diagnostics.Configurational | None:
     """The temperature of the samples, as they were sampled; None where no chain has one."""
     posterior, units = in_standard_units(posterior)

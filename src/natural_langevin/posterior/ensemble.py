@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,13 +18,11 @@ from natural_langevin.posterior.calibration import (
     trained_networks,
     width_factors,
 )
+from natural_langevin.posterior.draws import Draws
 from natural_langevin.posterior.pooling import Chains
 from natural_langevin.posterior.prediction import Averager
 from natural_langevin.posterior.sharpening import check_sharpness
 from natural_langevin.types import Params
-
-if TYPE_CHECKING:
-    from natural_langevin.posterior.posterior import Posterior
 
 #: Outputs of small networks that torch takes on one thread.
 FEW_OUTPUTS = 1 << 16
@@ -33,7 +31,7 @@ Estimate = Literal["ensemble", "mean", "last"]
 
 
 def averaged(
-    posterior: Posterior,
+    posterior: Draws,
     x: Any,
     *,
     estimate: Estimate,
@@ -70,7 +68,7 @@ def averaged(
 
 
 def _fill(
-    posterior: Posterior,
+    posterior: Draws,
     averager: Averager,
     samples: Params,
     x: Tensor,
@@ -91,7 +89,7 @@ def _fill(
 
 
 def _some(
-    posterior: Posterior, samples: Params, chains: Sequence[int], size: int, *, plain: bool
+    posterior: Draws, samples: Params, chains: Sequence[int], size: int, *, plain: bool
 ) -> Iterator[Params]:
     """At most ``size`` networks at a time; where not ``plain``, the trained one among them."""
     found = networks.chunks(samples, posterior.shards.rows(chains), size, like=posterior.last)
@@ -115,7 +113,7 @@ def _replaced(values: Tensor, which: Tensor, by: Tensor | None) -> Tensor:
     return torch.where(where, by.to(values), values)
 
 
-def _small(posterior: Posterior, outputs: int) -> bool:
+def _small(posterior: Draws, outputs: int) -> bool:
     """Whether what is evaluated at once, so many outputs, is too small for several threads."""
     weights = [value[0] for value in posterior.last.values()]
     on_cpu = all(w.device.type == "cpu" and w.ndim <= 2 for w in weights)  # and no convolutions
@@ -124,7 +122,7 @@ def _small(posterior: Posterior, outputs: int) -> bool:
     )
 
 
-def members(posterior: Posterior, estimate: Estimate) -> Params:
+def members(posterior: Draws, estimate: Estimate) -> Params:
     """Parameters of the networks to average, (chain, draw, *shape); nothing is copied."""
     if estimate not in ("ensemble", "mean", "last"):
         raise ValueError(f'estimate must be "ensemble", "mean" or "last", got {estimate!r}')
@@ -134,7 +132,7 @@ def members(posterior: Posterior, estimate: Estimate) -> Params:
     return {name: value.unsqueeze(1) for name, value in source.items()}
 
 
-def stacked(posterior: Posterior, estimate: Estimate, *, plain: bool = False) -> Params:
+def stacked(posterior: Draws, estimate: Estimate, *, plain: bool = False) -> Params:
     """The same as one stack in memory, (network, *shape); where not ``plain``, the trained network
     among them."""
     samples, chains = members(posterior, estimate), posterior.chosen(None)
@@ -143,7 +141,7 @@ def stacked(posterior: Posterior, estimate: Estimate, *, plain: bool = False) ->
 
 
 def learned_by(
-    posterior: Posterior, chains: Sequence[int], draws: int, *, plain: bool = True
+    posterior: Draws, chains: Sequence[int], draws: int, *, plain: bool = True
 ) -> dict[str, Tensor]:
     """The likelihood's state for every network of these chains, (network,); where not ``plain``,
     with the noise of its width."""
@@ -155,13 +153,14 @@ def learned_by(
     return state | {"variance": state["variance"] * wider}
 
 
-def sharpness_of(posterior: Posterior, given: float | None, estimate: Estimate) -> float:
+def sharpness_of(posterior: Draws, given: float | None, estimate: Estimate) -> float:
     """The one asked for; else the posterior's own, which was learned for the ensemble."""
     if given is not None:
         return check_sharpness(given)
-    return posterior.sharpness if estimate == "ensemble" else 1.0
+    own = posterior.config.get("sharpness", 1.0) if estimate == "ensemble" else 1.0
+    return check_sharpness(own)
 
 
-def spread_of(posterior: Posterior, *, plain: bool) -> float:
+def spread_of(posterior: Draws, *, plain: bool) -> float:
     """How much of the networks' distance from their mean predictions have (see ``calibration``)."""
     return 1.0 if plain else check_spread(posterior.config.get("spread", 1.0))

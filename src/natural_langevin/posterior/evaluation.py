@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,12 +15,11 @@ from torch.func import vmap
 from natural_langevin.likelihoods.predictive import Mixture, probabilities
 from natural_langevin.metrics.summary import ClassificationScores, RegressionScores
 from natural_langevin.posterior import monte_carlo, networks
-from natural_langevin.posterior.ensemble import averaged, learned_by
+from natural_langevin.posterior.draws import Draws
+from natural_langevin.posterior.ensemble import Estimate, averaged, learned_by
+from natural_langevin.posterior.pooling import Chains
 from natural_langevin.posterior.prediction import Averager, join
 from natural_langevin.types import Params
-
-if TYPE_CHECKING:
-    from natural_langevin.posterior.posterior import Posterior
 
 
 def score(
@@ -45,25 +44,35 @@ def score(
     return ClassificationScores.of(p, y, inside=inside, outside=outside)
 
 
+class Options(NamedTuple):
+    """Those of ``Posterior.predict``."""
+
+    estimate: Estimate
+    chains: Chains
+    batch_size: int
+    sample_batch: int
+    sharpness: float | None
+
+
 def evaluate(
-    posterior: Posterior, x: Any, y: Tensor, *, ood: Any, **options: Any
+    posterior: Draws, x: Any, y: Tensor, *, outside: Tensor | None, options: Options
 ) -> ClassificationScores | RegressionScores:
-    """See ``Posterior.evaluate``; the ``options`` are those of ``Posterior.predict``."""
-    found = list(averaged(posterior, x, keep_samples=False, whole=True, errors=True, **options))
+    """See ``Posterior.evaluate``. ``outside``: epistemic uncertainty of inputs of another kind."""
+    own = options._asdict()
+    found = list(averaged(posterior, x, keep_samples=False, whole=True, errors=True, **own))
     prediction = join([averager.finish() for averager in found])
     y = y.to(prediction.mean.device)
     posterior.likelihood.check(found[0].example, y)
-    other = None
-    if ood is not None:
-        other = posterior.predict(ood, keep_samples=False, **options).epistemic
     law = found[0].distribution(*found[1:])
     scores = score(
-        law, y, inside=prediction.epistemic, outside=other,
+        law, y, inside=prediction.epistemic, outside=outside,
         ignored=posterior.likelihood.ignore_index,
     )  # fmt: skip
-    if options["estimate"] != "ensemble" or scores.count != len(y) or not posterior.shards.whole:
+    if options.estimate != "ensemble" or scores.count != len(y) or not posterior.shards.whole:
         return scores
-    each = posterior.log_likelihood(x, y, chains=options["chains"])
+    each = log_likelihood(
+        posterior, x, y, pooled=posterior.chosen(options.chains), batch_size=1000, sample_batch=16
+    )
     single = -float(each.double().mean(-1).max())
     if isinstance(law, Mixture):
         each = law.log_prob_of_each(y).unflatten(0, each.shape[:2])
@@ -82,7 +91,7 @@ def _error(found: Sequence[Averager], log_likelihood: Tensor, y: Tensor) -> floa
 
 
 def log_likelihood(
-    posterior: Posterior,
+    posterior: Draws,
     x: Tensor,
     y: Tensor,
     *,

@@ -78,7 +78,7 @@ class Posterior(Draws):
     def sharpness(self) -> float:
         """The power of the mean class probabilities that is predicted; 1.0: the plain mixture. It
         may be set, and is saved with the posterior."""
-        return check_sharpness(self.config.get("sharpness", 1.0))
+        return sharpness_of(self, None, "ensemble")
 
     @sharpness.setter
     def sharpness(self, value: float) -> None:
@@ -191,10 +191,13 @@ class Posterior(Draws):
             ood: Inputs of another kind: how well epistemic uncertainty tells them from ``x``.
             estimate: As for ``predict``, and so are the rest.
         """
+        options = evaluation.Options(estimate, chains, batch_size, sample_batch, sharpness)
+        outside = None
+        if ood is not None:
+            outside = self.predict(ood, keep_samples=False, **options._asdict()).epistemic
         return evaluation.evaluate(
-            self, *self.signature.labelled(x, y), ood=ood, estimate=estimate, chains=chains,
-            batch_size=batch_size, sample_batch=sample_batch, sharpness=sharpness,
-        )  # fmt: skip
+            self, *self.signature.labelled(x, y), outside=outside, options=options
+        )
 
     def log_likelihood(
         self,
@@ -331,10 +334,13 @@ class Posterior(Draws):
             held_out: Rows (x, y) that the run has not seen: also says whether predictions are
                 usable.
         """
+        scores = None
+        if held_out is not None:
+            scores = self.evaluate(*self.signature.split(held_out), chains=chains)
         return diagnosis.diagnose(
             self, x, data=data, prior=prior, parameters=parameters, beyond=beyond,
             batch_size=batch_size, max_draws=max_draws, chains=chains, halved=halved,
-            held_out=held_out,
+            scores=scores,
         )  # fmt: skip
 
     def followed(self, x: Tensor, chains: Chains) -> Tensor:
@@ -351,7 +357,12 @@ class Posterior(Draws):
         network), ``observed_data``, and in ``sample_stats`` the log density ``lp`` of every draw
         (of a saved posterior, which has no prior: not)."""
         self.shards.check_whole("to_arviz")
-        return arviz.inference_data(self, x, data, seed=seed)
+        predictions = pointwise = None
+        if x is not None:
+            predictions = self.predict(x, chains="all", sharpness=1.0).samples
+        if data is not None:
+            pointwise = self.log_likelihood(*self.signature.split(data), chains="all")
+        return arviz.inference_data(self, predictions, data, pointwise, seed=seed)
 
     def log_density(self, data: Any) -> Tensor:
         """ln alpha(theta) + beta sum_n ln p(y_n | x_n, theta) of every draw of the healthy chains,

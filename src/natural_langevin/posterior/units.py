@@ -21,16 +21,16 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from natural_langevin.likelihoods import Likelihood, Scaled
+from natural_langevin.posterior.draws import Draws
 from natural_langevin.types import Params
 
-if TYPE_CHECKING:
-    from natural_langevin.posterior.posterior import Posterior
+AnyDraws = TypeVar("AnyDraws", bound=Draws)
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Units:
             return 1.0
         return self.y.scale[0] ** 2
 
-    def hand_back(self, posterior: Posterior, likelihood: Likelihood) -> None:
+    def hand_back(self, posterior: Draws, likelihood: Likelihood) -> None:
         """All but the weights of a posterior that was sampled in standard units, in the user's:
         ``likelihood`` is his."""
         factor = self.learned_factor()
@@ -146,7 +146,7 @@ class Units:
         }  # fmt: skip
 
 
-def in_standard_units(posterior: Posterior) -> tuple[Posterior, Units]:
+def in_standard_units(posterior: AnyDraws) -> tuple[AnyDraws, Units]:
     """A posterior as it was sampled, and the units that data have there; itself where these are
     the data's own."""
     units = Units.from_config(posterior.config)

@@ -14,8 +14,8 @@ from functools import cached_property
 from torch import Tensor
 
 from natural_langevin import priors, random, schedules
-from natural_langevin.dynamics.base import Integrator, State
-from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.base import State
+from natural_langevin.dynamics.frame import Integrator, LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.preconditioners import Preconditioner
 from natural_langevin.problem import starts

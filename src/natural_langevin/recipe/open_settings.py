@@ -15,7 +15,7 @@ from typing import Literal
 from torch import nn
 
 from natural_langevin import preconditioners, priors
-from natural_langevin.dynamics.base import Integrator
+from natural_langevin.dynamics.frame import Integrator
 from natural_langevin.dynamics.overdamped import Overdamped
 from natural_langevin.problem import starts
 from natural_langevin.problem.step_size_checks import StepSize

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from natural_langevin import schedules
 from natural_langevin.data.streams import InMemory, Stream, Subsets, check_pair, split_pair
-from natural_langevin.dynamics.base import Conditions, Info, State
+from natural_langevin.dynamics.base import Info, State
+from natural_langevin.dynamics.frame import Conditions
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.problem.data_checks import batch_check, check_data, number_of_data

@@ -245,16 +245,18 @@ def test_excel_and_parquet_in_and_out(classes, tmp_path, ending, package):
     pytest.importorskip(package)
     table = flowers(tmp_path / "new.csv", rows=5, seed=5)
     frame = pd.read_csv(table)
+    frame["when"] = pd.date_range("2024-03-01", periods=5)
     given, out = tmp_path / f"new.{ending}", tmp_path / f"p.{ending}"
     if ending == "xlsx":
         frame.to_excel(given, index=False)
     else:
         frame.to_parquet(given)
     assert run("predict", classes, table, "--out", tmp_path / "p.csv").exit_code == 0
-    assert run("predict", classes, given, "--out", out).exit_code == 0
+    assert run("predict", classes, given, "--out", out, "--keep", "when").exit_code == 0
     found = pd.read_excel(out) if ending == "xlsx" else pd.read_parquet(out)
     wanted = pd.read_csv(tmp_path / "p.csv")
-    assert list(found.columns) == list(wanted.columns)
+    assert list(found.columns) == ["when", *wanted.columns]
+    assert found["when"].tolist() == [f"2024-03-0{k}" for k in range(1, 6)]
     assert found["prediction"].tolist() == wanted["prediction"].tolist()
     numbers = [name for name in wanted.columns if name not in ("prediction", "note")]
     np.testing.assert_allclose(found[numbers], wanted[numbers], rtol=1e-12)

@@ -3,6 +3,8 @@ tried."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,9 @@ from natural_langevin.data.errors import DataError
 from natural_langevin.tabular.outcome import Outcome, outcomes
 from natural_langevin.tabular.predictive import Networks, Predictive
 from natural_langevin.tabular.recipe import learn
+from natural_langevin.tabular.scoring import NumberScores
 from natural_langevin.tabular.settings import Settings
+from natural_langevin.tabular.target import Target
 
 
 def amounts(zeros: float = 0.5, rows: int = 200) -> torch.Tensor:
@@ -82,6 +86,22 @@ def test_quantiles_moments_and_draws_agree() -> None:
     plain = (np.array([[0.3], [0.7]]) * q * np.exp(mean + sd**2 / 2)).sum(0)
     assert (p.mean <= plain * (1 + 1e-9)).all()
     assert (p.mean > 0.5 * plain).all()
+
+
+def test_intervals_from_zero_hold_what_they_are_said_to_hold() -> None:
+    """From 0 to the 95 % quantile are 95 %, and 0 alone holds its own probability: that this is
+    more than 90 % is no fault. Rows whose interval is 0 alone have no mean inside."""
+    p, _, _ = predicted()
+    scores = NumberScores(SimpleNamespace(predictive=lambda x: p), Target("y", task="regression"))
+    draws = p.sample(2000, seed=3)
+    for row in draws:
+        scores.add(torch.zeros(3, 1), torch.from_numpy(row)[:, None])
+    found = scores.result()
+    said = found["intervals"]["said"]
+    assert said == pytest.approx((0.95 + 0.95 + np.asarray(p.zero)[2]) / 3, abs=1e-6)
+    error = np.sqrt(said * (1 - said) / draws.size)
+    assert abs(found["scores"]["coverage"] - said) < 5 * error
+    assert found["intervals"]["mean_outside"] == 0
 
 
 def test_a_table_of_half_zeros_is_learned_in_two_parts() -> None:

@@ -112,6 +112,10 @@ def _text(chunk: Table, name: str) -> list[str]:
     cells = chunk.frame[name]
     if cells.dtype == np.float64:
         return ["" if np.isnan(value) else f"{value:.15g}" for value in cells]
+    if cells.dtype.kind == "M":  # as it was read, without the zone that all times have inside
+        cells = cells.dt.tz_localize(None)
+        midnight = bool((cells.dropna() == cells.dropna().dt.normalize()).all())
+        cells = cells.dt.strftime("%Y-%m-%d" if midnight else "%Y-%m-%dT%H:%M:%S")
     return ["" if value is None or value != value else str(value) for value in cells]
 
 

@@ -96,6 +96,11 @@ class Predictive:
         return self._outcome.bounded and isinstance(self._law, Normal)
 
     @property
+    def may_be_zero(self) -> bool:
+        """Whether exactly 0 has a probability, and nothing is below it."""
+        return self.bounded or isinstance(self._law, ZeroOrLogNormal)
+
+    @property
     def zero(self) -> Array | None:
         """P(y = 0), where that was learned as a part of its own; None elsewhere."""
         if not isinstance(self._law, ZeroOrLogNormal):

@@ -141,14 +141,14 @@ class NumberScores:
         if self._target.task == "count":  # the middle of the step that the count is
             below = (below + p.cdf(truth - 1)) / 2
         else:  # zero is such a step where nothing is below it, and the upper end
-            self._ends = (0.0 if p.bounded else math.nan), p.upper
+            self._ends = (0.0 if p.may_be_zero else math.nan), p.upper
             below = np.where(truth <= self._ends[0], below / 2, below)
             below = np.where(truth >= p.upper, (1 + p.cdf(np.nextafter(truth, 0))) / 2, below)
         low, high = p.interval(INTERVAL)
         said = np.full(len(truth), INTERVAL)
         if self._target.task == "count":  # an interval of whole numbers holds more than it must
             said = p.cdf(high) - p.cdf(low - 1)
-        elif p.bounded or p.upper < math.inf:  # and so does one with a probability at its end
+        elif p.may_be_zero or p.upper < math.inf:  # and so does one with a probability at its end
             said = p.cdf(high) - np.where(low > 0, (1 - INTERVAL) / 2, 0)
         epistemic = np.sqrt(p.epistemic)
         self._rows.append(
@@ -200,11 +200,12 @@ class NumberScores:
         rows = {"truth": truth, "mean": mean, "low": low, "high": high}
         if not all(bool(v.isfinite().all()) for v in rows.values()):
             return {}  # run away from the data: there is nothing to draw, and the scores say so
+        outside = ((mean < low) | (mean > high)) & (low < high)  # 0 alone holds no mean but 0
         return {
             "half": torch.quantile(half, levels).tolist(),
             "blind": blind,
             "said": float(said.mean()),
-            "mean_outside": int(((mean < low) | (mean > high)).sum()),
+            "mean_outside": int(outside.sum()),
             "rows": {name: v[some].tolist() for name, v in rows.items()},
         }
 

@@ -33,7 +33,7 @@ def main() -> None:
     names = page()
     runs = {
         choice: [names["learn"](names[choice], seed=seed, rounds=ROUNDS) for seed in SEEDS]
-        for choice in ("most_uncertain", "at_random")
+        for choice in ("most_together", "most_uncertain", "at_random")
     }
     means = {k: [sum(s) / len(s) for s in zip(*v, strict=True)] for k, v in runs.items()}
     results = origin("cpu") | {

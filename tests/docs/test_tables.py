@@ -179,7 +179,8 @@ def test_more_seeds_hold_as_many_values_as_they_say():
 def test_active_learning_figures_are_the_results():
     found = json.loads((ROOT / "results" / "active_learning.json").read_text())
     rows = between_markers("docs/recipes/active_learning.md")
-    for row, choice in zip(rows[2:], ("most_uncertain", "at_random"), strict=True):
+    choices = ("most_together", "most_uncertain", "at_random")
+    for row, choice in zip(rows[2:], choices, strict=True):
         values = [float(cell) for cell in row.split("|")[2:-1]]
         assert values == [round(v, 3) for v in found["mean over seeds"][choice]]
         assert len(found["held-out nll"][choice]) == len(found["seeds"]) == 5

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from typer.testing import CliRunner
 
 from known_networks import not_checked_again
-from natural_langevin import Langevin, Posterior, likelihoods, preconditioners, priors
+from natural_langevin import Langevin, Posterior, likelihoods, models, preconditioners, priors
 from natural_langevin._internal.fingerprints import fingerprint
 from natural_langevin.cli.app import app
 from natural_langevin.distributed import Group, Layout
@@ -27,8 +27,8 @@ from natural_langevin.experiments import runner
 from natural_langevin.experiments.table1.protocol import PRESETS
 from natural_langevin.recipe import step_size
 from natural_langevin.recipe.settings import Trial
-from natural_langevin.run import temperature_probe
-from short_recipe import changed, shorten
+from natural_langevin.run import ending, temperature_probe
+from short_recipe import SHORT, changed, shorten
 from tables import flowers
 
 DOUBLE = torch.float64
@@ -433,6 +433,44 @@ def check_auto_step_size(group: Group, folder: Path) -> dict[str, Any]:
         "bits": same_bits(spread, again),
         "draws": largest_difference(spread, alone, rows),
     }
+
+
+def check_whole_recipe(group: Group, folder: Path) -> dict[str, Any]:
+    """A run with nothing given, in two parts: units, start, trial of priors, pilot, descent and
+    calibration. Alone, with chains at every process, and with draws and checkpoints in folders."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 2, generator=generator)
+    y = 1000 * x[:, :1].sin() + 50 + 100 * torch.randn(60, 1, generator=generator)
+
+    shorter = changed(
+        SHORT, length={"fewest": 60, "most": 240}, end={"first_steps": 60},
+        descent={"rounds": (20,)}, prior={"native": Trial(16, 1, 4, folds=3, rounds=2)},
+    )  # fmt: skip
+
+    def one(parallel: Any, **options: Any) -> Posterior:
+        net = models.mlp(2, 1, (32,), activation=nn.Tanh)
+        likelihood = likelihoods.Gaussian("rmse")
+        sampler = Langevin(net, likelihood, chains=3, recipe=shorter, parallel=parallel)
+        return sampler.sample((x, y), progress=False, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ending, "too_short", lambda *_: "R-hat")
+        alone, spread = one(None), one("auto")
+        saved = one("auto", store=folder / "draws", checkpoint=folder / "whole", every=50)
+    own = spread.shards.processes.own
+    return {
+        "decided": bool(alone.plan.units and alone.plan.descent and alone.config["steps_before"]),
+        "plans": [one.plan == alone.plan for one in (spread, saved)],
+        "bits": [
+            all(torch.equal(v[own.start : own.stop], found.samples[k][...])
+                for k, v in alone.samples.items())
+            for found in (spread, saved)
+        ],
+        "predictions": [
+            float((found.predict(x).mean - alone.predict(x).mean).abs().max())
+            for found in (spread, saved)
+        ],
+    }  # fmt: skip
 
 
 # What goes wrong ----------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from parallel_checks import CASES, FEATURES, FEW
 
 TWO = [
     "shared_minibatches", "loader", "single_steps", "spread_chains", "chains_in_a_folder",
-    "a_checkpoint", "auto_step_size", "diverging", "all_diverging", "other_data", "other_weights",
-    "bad_data_at_one", "other_step_size", "wrong_layout", "after_all_that", "train", "reproduce",
+    "a_checkpoint", "auto_step_size", "whole_recipe", "diverging", "all_diverging", "other_data",
+    "other_weights", "bad_data_at_one", "other_step_size", "wrong_layout", "after_all_that", "train", "reproduce",
     "exchange_compiled", "exchanged",
 ]  # fmt: skip
 FOUR = ["spread_chains", "loader", "single_steps"]
@@ -117,6 +117,15 @@ def test_the_step_size_is_chosen_as_in_one_process(two):
         assert one["bits"]
         assert one["draws"] < 1e-9  # grown from the choice's rounding
         assert one["shared minibatches"][0] == one["shared minibatches"][1]
+
+
+def test_a_run_by_the_recipe_has_the_bits_of_one_process(two):
+    """All that it decides, the draws of both its parts, and what they predict; with draws and
+    checkpoints in folders too."""
+    for one in values(two["whole_recipe"]):
+        assert one["decided"]
+        assert one["plans"] == one["bits"] == [True, True]
+        assert one["predictions"] == [0.0, 0.0]
 
 
 def test_a_chain_that_diverges(two):

@@ -8,10 +8,16 @@ from natural_langevin.cli.errors import UsageError
 from natural_langevin.distributed import join, launched
 
 
-def choose_device(name: str) -> str:
-    """``auto`` is a GPU where there is one."""
+#: Up to so many columns a table's networks are small: a CPU's engine takes seconds where a GPU
+#: waits minutes for launches.
+FEW_COLUMNS = 200
+
+
+def choose_device(name: str, *, columns: int | None = None) -> str:
+    """``auto`` is a GPU where there is one, and the CPU for a table of few ``columns``."""
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        small = columns is not None and columns <= FEW_COLUMNS
+        name = "cuda" if torch.cuda.is_available() and not small else "cpu"
     try:
         found = torch.device(name)
     except RuntimeError:

@@ -136,7 +136,7 @@ def train(
                 refit=refit,
             ),
         )
-        chosen = choose_device(device)
+        chosen = choose_device(device, columns=len(prepared.train.names))
         if out is None:
             out = open_default_folder(Path("runs") / Path(data).stem, prepared.run, resume=resume)
         else:

@@ -9,8 +9,8 @@ from parallel_checks import CASES, FEATURES, FEW
 TWO = [
     "shared_minibatches", "loader", "single_steps", "spread_chains", "chains_in_a_folder",
     "a_checkpoint", "auto_step_size", "whole_recipe", "diverging", "all_diverging", "other_data",
-    "other_weights", "bad_data_at_one", "other_step_size", "wrong_layout", "after_all_that", "train", "reproduce",
-    "exchange_compiled", "exchanged",
+    "other_weights", "bad_data_at_one", "other_step_size", "wrong_layout", "after_all_that",
+    "train", "reproduce", "exchange_compiled", "exchanged",
 ]  # fmt: skip
 FOUR = ["spread_chains", "loader", "single_steps"]
 

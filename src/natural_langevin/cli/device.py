@@ -7,7 +7,6 @@ import torch
 from natural_langevin.cli.errors import UsageError
 from natural_langevin.distributed import join, launched
 
-
 #: Up to so many columns a table's networks are small: a CPU's engine takes seconds where a GPU
 #: waits minutes for launches.
 FEW_COLUMNS = 200

@@ -142,7 +142,7 @@ def checkpoints(given: argparse.Namespace) -> dict[str, Any]:
     net, kept, x, y = training_run(given)
     found, seconds = timed(given.device, lambda: slt.llc_curve(
         kept, net, LIKELIHOOD, (x, y), chains=1, steps=given.curve_steps,
-        batch_size=min(128, len(x)), draws=4, device=given.device,
+        batch_size=min(128, len(x)), draws=16, device=given.device,
     ))  # fmt: skip
     config = found.estimates[0].posterior.config
     return {
@@ -172,10 +172,10 @@ def checkpoints_theirs(given: argparse.Namespace) -> dict[str, Any]:
 
 ROWS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "perceptron": perceptron,
-    "few checkpoints": few_checkpoints,
-    "checkpoints": checkpoints,
     "perceptron, devinterp": perceptron_theirs,
+    "few checkpoints": few_checkpoints,
     "checkpoints, devinterp": checkpoints_theirs,
+    "checkpoints": checkpoints,
 }
 
 

@@ -228,3 +228,16 @@ def test_the_samples_that_are_fitted_worst_are_looked_at() -> None:
     rows, labels = selfcheck._worst(gradients, params, {}, x, y)
     assert torch.equal(rows, x[doubtful])
     assert torch.equal(labels, y[doubtful])
+
+
+def test_a_bias_that_a_norm_layer_takes_away_is_no_mistake() -> None:
+    """Its gradient is rounding alone, by any way it is computed."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.GroupNorm(4, 4), nn.ReLU(), nn.Flatten(),
+        nn.Linear(4 * 256, 3),
+    )  # fmt: skip
+    sampler = Langevin(model, likelihoods.Categorical(), num_data=40, chains=1, step_size=1e-4)
+    state, info = sampler.step(sampler.init(), (torch.randn(8, 3, 16, 16), torch.arange(8) % 3))
+    assert torch.isfinite(info.loss).all()
+    assert torch.isfinite(state.params["0.bias"]).all()

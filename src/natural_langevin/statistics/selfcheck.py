@@ -28,6 +28,9 @@ SAMPLES = 3
 #: Relative error above which the statistics are wrong. Rounding alone can push one unit of one
 #: sample across a kink, which in a small layer is a few per cent; wrong statistics are far off.
 TOLERANCE = 0.05
+#: Gradients below this part of the network's largest are rounding: those of a bias that the norm
+#: layer after it takes away are nothing else. In units of the dtype's own.
+ROUNDING = 100
 
 
 def check_statistics(
@@ -77,24 +80,27 @@ def _wrong_parameters(
     measured = _measure(gradients, params, state, x, y)
     samples = _per_sample_loop(gradients, params, measured, x, y)
     second = {k: g.square().mean(0) for k, g in samples.items()}
+    rest = max(ROUNDING * torch.finfo(s.dtype).eps * float(s.max()) ** 0.5 for s in second.values())
     for name, g in samples.items():
         # Relative to the samples' own gradients, which may cancel in the mean.
-        error = _relative(measured.gradient[name][0] - g.mean(0), second[name].sqrt())
+        error = _relative(measured.gradient[name][0] - g.mean(0), second[name].sqrt(), rest)
         if not error <= TOLERANCE:
             raise ValueError(
                 f"the gradient of {name!r} is not the mean of its per-sample gradients (relative "
                 f"error {error:.2g}): do samples influence each other, or is the batch not the "
                 "first axis of x? Use preconditioners.RMSProp() or Euclidean() for this network"
             )
-    errors = {k: [_relative(measured.statistics.second[k][0] - s, s)] for k, s in second.items()}
+    errors = {
+        k: [_relative(measured.statistics.second[k][0] - s, s, rest**2)] for k, s in second.items()
+    }
     for bias, row in measured.statistics.cross.items():
         for w, found in row.items():
             b = samples[bias].reshape(
                 *samples[bias].shape, *(1,) * (found.ndim - samples[bias].ndim)
             )
             # By Cauchy and Schwarz no larger than this; relative to itself it may be a mere rest.
-            scale = (b.square().mean(0) * second[w]).sqrt()
-            errors[w].append(_relative(found[0] - (b * samples[w]).mean(0), scale))
+            scale = (b.square().mean(0).clamp_min(rest**2) * second[w]).sqrt()
+            errors[w].append(_relative(found[0] - (b * samples[w]).mean(0), scale, rest**2))
     return {k: max(e) for k, e in errors.items() if not max(e) <= TOLERANCE}
 
 
@@ -146,6 +152,7 @@ def _per_sample_loop(
     return {name: torch.stack([g[name] for g in found]) for name in plain}
 
 
-def _relative(error: Tensor, reference: Tensor) -> float:
-    scale = float(reference.norm())
+def _relative(error: Tensor, reference: Tensor, rest: float) -> float:
+    """By how much they differ; what is smaller than ``rest`` in all its numbers is as good as 0."""
+    scale = max(float(reference.norm()), rest * reference.numel() ** 0.5)
     return float(error.norm()) / scale if scale > 1e-12 else float(error.norm() > 1e-12)

@@ -137,6 +137,11 @@ class polynomial_average:
     def __call__(self, step: int) -> float:
         return (self.power + 1) / (step + self.before + self.power + 1)
 
+    def table(self, start: int, stop: int) -> Tensor:
+        """The same for steps ``start`` to ``stop - 1``, to the last bit: float64, (step, 1)."""
+        step = torch.arange(start, stop, dtype=torch.float64)[:, None]
+        return (self.power + 1) / (step + self.before + self.power + 1)
+
 
 @dataclass(frozen=True)
 class warm_start:

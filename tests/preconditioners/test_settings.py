@@ -71,6 +71,17 @@ def test_rate_of_every_step() -> None:
     assert DiagonalFisher(decay=0.5).ema_schedule()(10**6) == 0.5  # no burn-in is known
 
 
+@pytest.mark.parametrize("decay", [schedules.polynomial_average(3.0, before=1.0), 0.3, None])
+@pytest.mark.parametrize(("every", "burn_in"), [(1, 7), (3, 7), (3, 9), (2, 0), (1, 10**6)])
+def test_a_table_of_the_average_is_its_schedule_step_by_step(decay, every, burn_in):
+    """To the last bit, from wherever it begins."""
+    metric = RMSProp(decay=decay, every=every) if decay else RMSProp(every=every)
+    gamma = metric.ema_schedule(burn_in)
+    for start, stop in ((0, 12), (4, 12), (8, 9), (7, 7)):
+        found = schedules.tabulate(gamma, start, stop, name="decay", chains=1, high=1.0)
+        assert found.flatten().tolist() == [float(gamma(t)) for t in range(start, stop)]
+
+
 @pytest.mark.parametrize("compile", [False, "auto"])
 def test_a_damping_for_each_chain_is_that_of_the_chain_alone(compile) -> None:  # type: ignore[no-untyped-def]
     """Chains of a grid over dampings end where chains of one damping do, natively and eagerly."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
+import torch
 from torch import Tensor
 
 from natural_langevin import schedules
@@ -151,10 +152,29 @@ class Preconditioner:
         rate = schedules.as_schedule(self.decay)
         last = burn_in if self.adapt == "burn-in" else math.inf
 
-        def gamma(step: int) -> schedules.Value:
-            return 0.0 if step % self.every or step >= last else rate(step // self.every)
+        return _Gamma(rate, self.every, last)
 
-        return gamma
+
+@dataclass(frozen=True)
+class _Gamma:
+    """``rate`` at every ``every``-th step before the ``last``, else 0."""
+
+    rate: schedules.Schedule
+    every: int
+    last: float
+
+    def __call__(self, step: int) -> schedules.Value:
+        return 0.0 if step % self.every or step >= self.last else self.rate(step // self.every)
+
+    def table(self, start: int, stop: int) -> Tensor:
+        """The same for steps ``start`` to ``stop - 1``: (step, 1). Later steps cost nothing."""
+        found = torch.zeros(stop - start, 1, dtype=torch.float64)
+        first, end = -(-start // self.every), -(-math.ceil(min(stop, self.last)) // self.every)
+        if end > first:
+            at = slice(first * self.every - start, end * self.every - start, self.every)
+            rate = schedules.tabulate(self.rate, first, end, name="decay", chains=1, high=1.0)
+            found[at] = rate
+        return found
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

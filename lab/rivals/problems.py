@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lab.speed.networks import GPT
 from natural_langevin import data
+from natural_langevin.experiments.bench_networks import GPT
 
 #: Characters that the transformer sees at once.
 LENGTH = 64

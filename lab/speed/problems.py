@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.speed.networks import GPT, LastOfLSTM, residual_network
 from natural_langevin import models
+from natural_langevin.experiments.bench_networks import BUILT, CLASSES, LENGTH, SIGMA, TOKENS
 
 #: One step size and prior for everybody, small enough that no metric's chains diverge.
 STEP_SIZE, PRIOR_VARIANCE = 1e-4, 0.1
@@ -24,9 +24,6 @@ SMALL = {"2-32-2": (2, 32, 2), "13-50-1": (13, 50, 1), "8-50-50-1": (8, 50, 50, 
 LARGE = ("lstm", "resnet18", "gpt")
 USUAL = ("mlp", *SMALL, "cnn", "transformer")
 NETWORKS = (*USUAL, *LARGE)
-#: Standard deviation of a regression's outcomes.
-SIGMA = 0.5
-CLASSES, TOKENS, LENGTH, WIDTH = 10, 64, 32, 64
 
 
 @dataclass(frozen=True)
@@ -74,49 +71,6 @@ class Problem:
         if self.regression:
             return F.mse_loss(outputs, y) / (2 * SIGMA**2)
         return F.cross_entropy(outputs.flatten(0, -2), y.flatten()) * y[0].numel()
-
-
-class Tokens(nn.Module):
-    """A small transformer that classifies sequences: embedding, two blocks, mean, linear."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(TOKENS, WIDTH)
-        self.position = nn.Embedding(LENGTH, WIDTH)
-        self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(
-                WIDTH, nhead=4, dim_feedforward=4 * WIDTH, dropout=0.0, batch_first=True
-            )
-            for _ in range(2)
-        )
-        self.head = nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        # Positions for every sample: a layer's statistics are taken over the batch.
-        place = torch.arange(x.shape[1], device=x.device).expand(x.shape)
-        h = self.embedding(x) + self.position(place)
-        for block in self.blocks:
-            h = block(h)
-        return self.head(h.mean(1))
-
-
-def convolutional() -> nn.Module:
-    """28 x 28 images: two convolutions with pooling, one linear layer."""
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(32 * 7 * 7, CLASSES),
-    )  # fmt: skip
-
-
-#: Networks that torch starts.
-BUILT: dict[str, Callable[[], nn.Module]] = {
-    "cnn": convolutional,
-    "transformer": Tokens,
-    "lstm": lambda: LastOfLSTM(8, 32, CLASSES),
-    "resnet18": lambda: residual_network([64, 128, 256, 512], 2, CLASSES),
-    "gpt": lambda: GPT(6, 512, 128, 256, 8),
-}
 
 
 def problem(

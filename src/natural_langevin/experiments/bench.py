@@ -1,17 +1,18 @@
-"""What a step costs here: every metric of this library beside SGD, on this machine.
+"""What a step costs here: every metric of this library beside SGD, Adam and peers that are
+installed, for a perceptron or one of ``bench_networks``.
 
 All are built first and then timed in turn, in blocks of steps; every repeat begins with another of
 them, so that a slow moment of the machine hits all alike. A figure is the median over repeats of
-the microseconds that one step takes one chain. The data are noise with labels from a random linear
-map: the time of a step does not depend on what the numbers mean.
-"""
+the microseconds that one step takes one chain."""
 
 from __future__ import annotations
 
 import gc
 import math
+import os
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -21,8 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from natural_langevin import Langevin, likelihoods, models, preconditioners, priors
+from natural_langevin import Langevin, likelihoods, preconditioners, priors
+from natural_langevin.experiments.bench_networks import SIGMA, Task, task
 from natural_langevin.experiments.origin import origin
+from natural_langevin.optim import NaturalLangevin
 
 REFERENCE = "SGD"
 #: The paper's names: its diagonal and quasi-diagonal outer products.
@@ -31,8 +34,8 @@ METRICS = {
     "DOP": preconditioners.DiagonalFisher, "QDOP": preconditioners.QuasiDiagonalFisher,
 }  # fmt: skip
 #: Small enough that no metric's chains diverge.
-STEP_SIZE, PRIOR_VARIANCE, SIGMA = 1e-4, 0.1, 0.5
-ROWS, BATCH, SECONDS = 10_000, 100, 0.25
+STEP_SIZE, PRIOR_VARIANCE = 1e-4, 0.1
+ROWS, SECONDS = 2_000, 0.25
 
 #: Takes so many steps.
 Advance = Callable[[int], None]
@@ -44,11 +47,11 @@ class BenchError(ValueError):
 
 @dataclass(frozen=True)
 class Options:
-    """What is measured: widths of a perceptron from inputs to outputs, of which one is a
-    regression; numbers of chains; contenders whose name holds one of ``only`` (all without)."""
+    """What is measured: one of ``bench_networks``; numbers of chains; contenders whose name holds
+    one of ``only`` (all without)."""
 
     device: str = "cpu"
-    network: tuple[int, ...] = (784, 400, 400, 10)
+    network: str = "784-400-400-10"
     chains: tuple[int, ...] = (1, 4)
     repeats: int = 10
     only: tuple[str, ...] = ()
@@ -56,8 +59,10 @@ class Options:
     threads: int = 0  # 0: as many as torch has
 
     def __post_init__(self) -> None:
-        if len(self.network) < 2 or min(self.network) < 1:
-            raise BenchError("--network needs widths such as 784-400-400-10")
+        try:
+            task(self.network, rows=1, device="cpu")
+        except ValueError as error:
+            raise BenchError(str(error)) from None
         if not self.chains or min(self.chains) < 1:
             raise BenchError(f"--chains must be at least 1, got {list(self.chains)}")
         if self.repeats < 1 or self.threads < 0:
@@ -79,10 +84,17 @@ def run(options: Options, *, say: Callable[[str], None] = lambda line: None) -> 
     measured."""
     with _threads(options.threads):
         rows: list[dict[str, Any]] = []
+        missing: list[str] = []
         ways: list[tuple[Advance, int]] = []
+        own = task(options.network, rows=ROWS, device=options.device, seed=options.seed)
         for (name, chains), build in contenders(options).items():
             if options.wants(name):
-                advance = build()
+                try:
+                    advance = build(own)
+                except ImportError:
+                    missing.append(name)
+                    say(f"{name} is not installed: pip install 'natural-langevin[bench]'")
+                    continue
                 rows.append({"name": name, "chains": chains, "microseconds": []})
                 ways.append((advance, _block(advance, options.device)))
                 say(f"{name}, {chains} chain{'s' * (chains > 1)}: blocks of {ways[-1][1]} steps")
@@ -98,71 +110,142 @@ def run(options: Options, *, say: Callable[[str], None] = lambda line: None) -> 
     for row in rows:
         row["median"] = statistics.median(row["microseconds"])
         row["ratio"] = row["median"] / base
-    return {"kind": "bench", **origin(options.device), "config": asdict(options), "rows": rows}
+    return {
+        "kind": "bench", **origin(options.device), "config": asdict(options), "rows": rows,
+        "not_installed": missing,
+    }  # fmt: skip
 
 
-def contenders(options: Options) -> dict[tuple[str, int], Callable[[], Advance]]:
-    """What builds each, by name and number of chains; SGD first."""
-    found: dict[tuple[str, int], Callable[[], Advance]] = {
-        (REFERENCE, 1): partial(sgd, options, noise=False),
+def contenders(options: Options) -> dict[tuple[str, int], Callable[[Task], Advance]]:
+    """What builds each, by name and number of chains; SGD first. ImportError: it is not
+    installed."""
+    found: dict[tuple[str, int], Callable[[Task], Advance]] = {
+        (REFERENCE, 1): partial(sgd, options),
         ("SGD + randn", 1): partial(sgd, options, noise=True),
-    }
+        ("Adam", 1): partial(adam, options), ("IVON", 1): partial(ivon, options),
+        ("posteriors, SGLD", 1): partial(posteriors, options),
+        ("optimizer, QDOP", 1): partial(optimizer, options),
+    }  # fmt: skip
     for chains in options.chains:
         found |= {(name, chains): partial(langevin, options, name, chains) for name in METRICS}
     return found
 
 
-def data(options: Options) -> tuple[Tensor, Tensor]:
-    """Rows and their targets, on the device."""
-    generator = torch.Generator().manual_seed(options.seed)
-    inputs, outputs = options.network[0], options.network[-1]
-    x = torch.rand(ROWS, inputs, generator=generator)
-    signal = (x - 0.5) @ torch.randn(inputs, outputs, generator=generator)
-    noise = SIGMA * torch.randn(signal.shape, generator=generator)
-    y = signal + noise if outputs == 1 else signal.argmax(1)
-    return x.to(options.device), y.to(options.device)
-
-
-def network(options: Options) -> nn.Module:
-    """The perceptron, the same every time."""
-    inputs, *hidden, outputs = options.network
-    return models.mlp(inputs, outputs, hidden, seed=options.seed).to(options.device)
-
-
-def sgd(options: Options, *, noise: bool) -> Advance:
-    """``torch.optim.SGD`` in a plain loop; with ``noise``, SGLD by hand: weight decay is the prior,
-    and sqrt(2 eta / N) randn is added to every weight."""
-    (x, y), model = data(options), network(options)
+def _minibatches(options: Options, task: Task) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows drawn with replacement, without end."""
     random = torch.Generator(options.device).manual_seed(options.seed)
-    decay, scale = 1 / (ROWS * PRIOR_VARIANCE), math.sqrt(2 * STEP_SIZE / ROWS)
-    optimizer = torch.optim.SGD(model.parameters(), STEP_SIZE, weight_decay=decay if noise else 0.0)
-    loss = nn.CrossEntropyLoss() if options.network[-1] > 1 else nn.MSELoss()
+    while True:
+        index = torch.randint(
+            len(task.x), (task.batch_size,), generator=random, device=options.device
+        )
+        yield task.x[index], task.y[index]
+
+
+def _likelihood(task: Task) -> likelihoods.Likelihood:
+    numbers = task.y.is_floating_point()
+    return likelihoods.Gaussian(sigma=SIGMA) if numbers else likelihoods.Categorical()
+
+
+def _loop(
+    options: Options, task: Task, model: nn.Module, optimizer: torch.optim.Optimizer,
+    then: Callable[[], None] = lambda: None,
+) -> Advance:  # fmt: skip
+    """The loop that every tutorial shows, and something after each step."""
+    batches = _minibatches(options, task)
 
     def advance(count: int) -> None:
         for _ in range(count):
-            index = torch.randint(ROWS, (BATCH,), generator=random, device=options.device)
+            x, y = next(batches)
             optimizer.zero_grad()
-            loss(model(x[index]), y[index]).backward()
+            task.loss(model(x), y).backward()
             optimizer.step()
-            if noise:
-                with torch.no_grad():
-                    for p in model.parameters():
-                        draw = torch.randn(p.shape, generator=random, device=p.device)
-                        p.add_(draw, alpha=scale)
+            then()
 
     return advance
 
 
-def langevin(options: Options, name: str, chains: int) -> Advance:
+def sgd(options: Options, task: Task, *, noise: bool = False) -> Advance:
+    """``torch.optim.SGD`` in a plain loop; with ``noise``, SGLD by hand: weight decay is the prior,
+    and sqrt(2 eta / N) randn is added to every weight."""
+    model, rows = task.build(), len(task.x)
+    random = torch.Generator(options.device).manual_seed(options.seed)
+    decay, scale = 1 / (rows * PRIOR_VARIANCE), math.sqrt(2 * STEP_SIZE / rows)
+    own = torch.optim.SGD(model.parameters(), STEP_SIZE, weight_decay=decay if noise else 0.0)
+
+    @torch.no_grad()
+    def diffuse() -> None:
+        for p in model.parameters() if noise else ():
+            p.add_(torch.randn(p.shape, generator=random, device=p.device), alpha=scale)
+
+    return _loop(options, task, model, own, diffuse)
+
+
+def adam(options: Options, task: Task) -> Advance:
+    """``torch.optim.Adam`` in the same loop."""
+    model = task.build()
+    return _loop(options, task, model, torch.optim.Adam(model.parameters(), STEP_SIZE))
+
+
+def optimizer(options: Options, task: Task) -> Advance:
+    """``optim.NaturalLangevin`` in the same loop, with the quasi-diagonal metric."""
+    model = task.build()
+    own = NaturalLangevin(
+        model, _likelihood(task), num_data=len(task.x), lr=STEP_SIZE, seed=options.seed,
+        prior=priors.Gaussian(variance=PRIOR_VARIANCE), preconditioner=METRICS["QDOP"](),
+    )  # fmt: skip
+    return _loop(options, task, model, own)
+
+
+def ivon(options: Options, task: Task) -> Advance:
+    """Variational learning by an improved Newton's method, one sample of weights per step."""
+    from ivon import IVON
+
+    model, batches = task.build(), _minibatches(options, task)
+    own = IVON(model.parameters(), lr=STEP_SIZE, ess=len(task.x))
+
+    def advance(count: int) -> None:
+        for _ in range(count):
+            x, y = next(batches)
+            with own.sampled_params(train=True):
+                own.zero_grad()
+                task.loss(model(x), y).backward()
+            own.step()
+
+    return advance
+
+
+def posteriors(options: Options, task: Task) -> Advance:
+    """SGLD of the package of that name: mean log-likelihood plus log-prior / N, temperature 1/N."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its classes warn about TensorDict's future
+        from posteriors.sgmcmc import sgld
+    model, batches, rows = task.build(), _minibatches(options, task), len(task.x)
+
+    def log_posterior(params: dict[str, Tensor], batch: Any) -> tuple[Tensor, Tensor]:
+        outputs = torch.func.functional_call(model, params, (batch[0],))
+        prior = -sum(p.square().sum() for p in params.values()) / (2 * PRIOR_VARIANCE)
+        return -task.loss(outputs, batch[1]) + prior / rows, outputs
+
+    own = sgld.build(log_posterior, lr=STEP_SIZE, temperature=1 / rows)
+    state = own.init({name: p.detach() for name, p in model.named_parameters()})
+
+    def advance(count: int) -> None:
+        nonlocal state
+        for _ in range(count):
+            state, _ = own.update(state, next(batches))
+
+    return advance
+
+
+def langevin(options: Options, name: str, chains: int, task: Task) -> Advance:
     """The engine that ``sample`` uses, with one of ``METRICS``."""
-    one = options.network[-1] == 1
     sampler = Langevin(
-        network(options), likelihoods.Gaussian(sigma=SIGMA) if one else likelihoods.Categorical(),
-        prior=priors.Gaussian(variance=PRIOR_VARIANCE), preconditioner=METRICS[name](),
-        step_size=STEP_SIZE, chains=chains, seed=options.seed, device=options.device,
+        task.build(), _likelihood(task), prior=priors.Gaussian(variance=PRIOR_VARIANCE),
+        preconditioner=METRICS[name](), step_size=STEP_SIZE, chains=chains, seed=options.seed,
+        device=options.device,
     )  # fmt: skip
     steps = 20_000  # a longer run begins again: the cost is the same
-    engine, state = sampler.prepare(data(options), steps=steps, batch_size=BATCH)
+    engine, state = sampler.prepare((task.x, task.y), steps=steps, batch_size=task.batch_size)
     done = 0
 
     def advance(count: int) -> None:
@@ -213,3 +296,27 @@ def table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
         figures = f"{row['median']:,.1f}", extremes, f"{row['ratio']:.2f}"
         found.append([row["name"], str(row["chains"]), *figures])
     return found
+
+
+def picture(results: dict[str, Any], path: str | os.PathLike[str]) -> str:
+    """Draws the ratios to SGD, and returns the path, or says why there is no picture."""
+    try:
+        import matplotlib
+    except ImportError:
+        return "no picture: pip install 'natural-langevin[bench]' for matplotlib"
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = results["rows"]
+    figure, axis = plt.subplots(figsize=(7, 0.8 + 0.3 * len(rows)), layout="constrained")
+    names = [f"{r['name']}, {r['chains']} chains" if r["chains"] > 1 else r["name"] for r in rows]
+    bars = axis.barh(names, [row["ratio"] for row in rows], color="#1b6ca8")
+    axis.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
+    axis.invert_yaxis()
+    axis.axvline(1, color="#404040", linewidth=0.8)
+    title = f"{results['config']['network']}: time per chain-step ÷ eager SGD"
+    axis.set_title(title, fontsize=10, loc="left")
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return str(path)

@@ -319,8 +319,8 @@ class Langevin:
                 scale. On them predictions are never worse than the network's own: where those of
                 the posterior are, the network's have weight beside them, and the log and
                 ``posterior.config["trained_share"]`` say so. None: the prior's variance is that of
-                the trained weights if others stay fixed, and nothing is compared, since the network
-                is better than it is on rows that it has learned from.
+                the trained weights if others stay fixed, and nothing is compared: on rows that the
+                network has learned from it looks better than it is.
             options: Those of ``Langevin``. ``prior="anchored"`` is N(w*, s^2) around the trained
                 weights w*, s^2 the mean square of each tensor.
 
@@ -340,7 +340,12 @@ class Langevin:
             if scale is not None:
                 options["prior"] = rules.prior(scale)
         sampler = cls(network, likelihood, **options)
-        if held_out is not None:
+        if held_out is None:
+            log.info(
+                "whether predictions are better than the network's own is not known: give "
+                "held_out=(x, y), rows that it has not seen"
+            )
+        else:
             rows = sampler.signature.split(held_out)
             problem = dataclasses.replace(sampler.problem, held_out=rows)
             sampler.motion = sampler.motion.on(problem)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lab.jobs import side_by_side
-from lab.slt import width
+from lab.slt import heat, width
 from lab.slt.deep_linear import summary
 from lab.slt.evidence import closed_form, data_of
 from lab.slt.linear_networks import LinearNetwork, aoyagi, network, truth
@@ -66,6 +66,13 @@ def test_sums_of_the_study() -> None:
     assert found["covered"] == pytest.approx(2 / 3)
     assert (found["median"], found["largest"]) == (pytest.approx(0.1), pytest.approx(0.3))
     assert found["bias"] == pytest.approx(0.25 / 3)
+
+
+def test_the_factor_of_heat_is_by_least_squares() -> None:
+    rows = [{"said": s, "measured": 1.5 * s, "error": e} for s, e in ((0.2, 0.1), (0.4, 0.2))]
+    found = heat.summary(rows)
+    assert found["factor"] == pytest.approx(1.5)
+    assert found["error"] == pytest.approx(1 / math.sqrt(8))
 
 
 def test_the_closed_form_is_that_of_the_normal_law() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from natural_langevin import Langevin, likelihoods
+from natural_langevin import Langevin, likelihoods, priors
 from natural_langevin.problem import work
 from natural_langevin.recipe import cost, run_length, step_size
 from natural_langevin.recipe import rules as recipe
@@ -104,6 +104,30 @@ def test_a_dear_run_is_shorter_and_says_so(caplog: pytest.LogCaptureFixture) -> 
         assert "700 steps, where 4000" in caplog.text
         found = run_length.choose(choice, work=most, **options)
         assert (found.steps, found.burn_in) == (fewest, None)  # a third
+
+
+def test_a_pilot_goes_on_while_curvature_changes_and_steps_are_cheap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small, large = (cost.Costs(m, BUDGETS.usual, USUAL) for m in (700, 9e6))
+    spared = cost.Costs(700, BUDGETS.eager, USUAL)
+    assert [c.pilot_steps(800) for c in (small, large, spared)] == [
+        (1, 50, 150, 500), (1, 50), (1, 50)
+    ]  # fmt: skip
+    prior = priors.Gaussian(1.0)
+    sampler = Langevin(nn.Linear(2, 2), likelihoods.Categorical(), prior=prior, init="model")
+    data = torch.rand(60, 2), torch.arange(60) % 2
+    for growth, stops in ((1.0, [1, 50, 150]), (2.0, [1, 50, 150, 500])):
+        seen: list[int] = []
+
+        def steepest(dynamics, state, *rest, growth=growth, seen=seen):  # type: ignore[no-untyped-def]
+            seen.append(int(state.step))
+            return torch.full((state.chains,), 10.0 * growth ** len(seen))
+
+        monkeypatch.setattr(step_size, "steepest", steepest)
+        plan = sampler.plan(data)
+        assert seen == stops
+        assert plan.measured["curvature"] is not None
 
 
 @pytest.mark.parametrize("native", [False, True])

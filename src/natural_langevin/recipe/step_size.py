@@ -259,10 +259,10 @@ class SearchResult:
         return dataclasses.asdict(self) | {"step_sizes": list(self.step_sizes)}
 
 
-def pilot_steps(steps: int, chains: int, candidates: int, rule: Search) -> int:
-    """How long the pilot of a run of ``steps`` steps and ``chains`` chains is.
+def search_steps(steps: int, chains: int, candidates: int, rule: Search) -> int:
+    """How long candidates run before a run of ``steps`` steps and ``chains`` chains is.
 
-    >>> [pilot_steps(*run, 8, Search()) for run in ((10_000, 4), (10_000, 1), (100, 4))]
+    >>> [search_steps(*run, 8, Search()) for run in ((10_000, 4), (10_000, 1), (100, 4))]
     [1000, 250, 50]
     """
     part = min(rule.part_of_steps, rule.part_of_work * chains / candidates)
@@ -284,7 +284,7 @@ def by_held_out_rows(
     num_data = (1 - held_out / len(x)) * total
     splits = splits or min(-(-rule.enough_held_out // held_out), int(1 / rule.held_out))
     etas = candidates(dynamics, num_data, rule)
-    count = pilot_steps(steps, len(like), len(etas) * len(rows), rule)
+    count = search_steps(steps, len(like), len(etas) * len(rows), rule)
     folds = [split(len(x), seed, rule, k) for k in range(splits)]
     inside, outside = (torch.stack(rows_of) for rows_of in zip(*folds, strict=True))
 

@@ -13,7 +13,7 @@ run and distributed; integrations and experiments import it.
 """
 
 from natural_langevin.optim.collector import Collector
-from natural_langevin.optim.dropout import without_dropout
+from natural_langevin.optim.fisher import without_dropout
 from natural_langevin.optim.optimizer import NaturalLangevin
 
 __all__ = ["Collector", "NaturalLangevin", "without_dropout"]

@@ -26,7 +26,6 @@ from natural_langevin.optim import shards
 from natural_langevin.optim.agreement import waiting
 from natural_langevin.optim.call_reader import CallReader, scaled
 from natural_langevin.optim.capture import Capture, Pass, Record
-from natural_langevin.optim.dropout import refuse_dropout
 from natural_langevin.optim.network_copy import Arguments, Cotangent, NetworkCopy, copy_network
 from natural_langevin.preconditioners import Preconditioner
 from natural_langevin.statistics import Basis, Gradients, Group, grouped, prepare_model
@@ -39,6 +38,34 @@ from natural_langevin.statistics.statistics import Recorded, layer_statistics
 from natural_langevin.statistics.tape import Tensors
 from natural_langevin.statistics.vectorised import is_untransformable, why_untransformable
 from natural_langevin.types import Params, Units
+
+
+def refuse_dropout(model: nn.Module) -> None:
+    """An error where a layer would drop something out now."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            rate = module.p
+        elif isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+            rate = module.dropout
+        else:
+            continue
+        if module.training and rate > 0:
+            raise ValueError(
+                f"dropout in layer {name!r} is active (p={rate}), but the likelihood needs a "
+                "deterministic network, and sampling replaces dropout. Switch it off with "
+                "natural_langevin.optim.without_dropout(model)"
+            )
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    """Sets the rate of every dropout layer to 0, in place, and returns the model."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        elif isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+            module.dropout = 0.0
+    return model
+
 
 log = logging.getLogger("natural_langevin")
 

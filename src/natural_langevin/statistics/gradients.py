@@ -22,7 +22,6 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.likelihoods import State as LikelihoodState
-from natural_langevin.statistics.accumulation import clipped
 from natural_langevin.statistics.capture import Network
 from natural_langevin.statistics.data_parallel import DataParallel, Part, at_its_rows
 from natural_langevin.statistics.evaluation import (
@@ -33,7 +32,7 @@ from natural_langevin.statistics.evaluation import (
 )
 from natural_langevin.statistics.in_turn import in_turn, one_by_one, one_of
 from natural_langevin.statistics.moments import NO_BASIS, Sharing, chunk_numbers
-from natural_langevin.statistics.one_chain import OneChain, from_layers, kind_of
+from natural_langevin.statistics.one_chain import OneChain, clipped, from_layers, kind_of
 from natural_langevin.statistics.plan import Plan, make_plan
 from natural_langevin.statistics.requests import Basis, Request, Requests, check_requests, grouped
 from natural_langevin.types import Params

@@ -7,7 +7,7 @@ chains at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -20,7 +20,6 @@ from torch.utils import _pytree as pytree
 from natural_langevin._internal.light_autograd import grad, vjp
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.likelihoods import State as LikelihoodState
-from natural_langevin.statistics.accumulation import accumulated, joined
 from natural_langevin.statistics.capture import Network
 from natural_langevin.statistics.data_parallel import Part, at_its_rows
 from natural_langevin.statistics.evaluation import BatchTargets
@@ -29,6 +28,30 @@ from natural_langevin.statistics.plan import Plan
 from natural_langevin.statistics.requests import Basis, Group, Requests
 from natural_langevin.statistics.statistics import Recorded, layer_statistics
 from natural_langevin.types import Params
+
+
+def accumulated(means: Iterable[Any], sizes: list[int]) -> Any:
+    """The mean over a minibatch in pieces, from trees of each one's means, which are asked for one
+    after the other: pieces of n_1, n_2, ... samples are weighted by n_i / sum n."""
+    total: Any = None
+    for tree, size in zip(means, sizes, strict=True):
+        weight = size / sum(sizes)
+        share = pytree.tree_map(lambda mean, w=weight: mean * w, tree)
+        total = share if total is None else pytree.tree_map(torch.add, total, share)
+    return total
+
+
+def joined(parts: list[Any]) -> Any:
+    """Outputs of all pieces as those of one batch."""
+    return pytree.tree_map(lambda *leaves: torch.cat(leaves), *parts)
+
+
+def clipped(gradient: dict[str, Tensor], limit: float) -> dict[str, Tensor]:
+    """One chain's gradient, scaled down to norm ``limit`` where it is longer."""
+    norm = torch.stack([g.square().sum() for g in gradient.values()]).sum().sqrt()
+    scale = (limit / norm.clamp_min(1e-30)).clamp_max(1.0)
+    return {name: g * scale for name, g in gradient.items()}
+
 
 Deferred = dict[str, tuple[Tensor, ...]]  # a, delta, and delta of drawn labels where they differ
 

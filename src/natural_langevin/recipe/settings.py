@@ -248,8 +248,9 @@ class Time:
     #: calibrate predictions.
     finish: float = 0.05
     #: A run that the clock ends may have so many times the steps that their pace let expect: a pace
-    #: is measured in a moment, on a machine that does other things as well.
-    more: float = 1.5
+    #: is measured in a moment, on a machine that does other things as well, and chains may come
+    #: down sooner than those of the trial did.
+    more: float = 2.0
     #: Steps that are timed at most, and seconds from which on their pace is known.
     timed: int = 1300
     enough: float = 0.2

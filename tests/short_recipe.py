@@ -34,6 +34,7 @@ SHORT = changed(
     pilot={"steps": (1, 20)},
     prior={"native": Trial(40, 2, 5, folds=3, rounds=2), "eager": Trial(24, 1, 6, folds=3)},
     descent={"rounds": (40, 80)},
+    step_size={"most_weights": 20},
 )  # fmt: skip
 
 

@@ -88,4 +88,4 @@ def test_a_first_run_loads_no_compiler_and_no_algebra(ran: tuple[dict[str, Any],
 
 def test_the_bench(ran: tuple[dict[str, Any], Path]) -> None:
     names = ["SGD", "SGD + randn", "Adam", "optimizer, QDOP", "Euclidean", "RMSProp", "DOP", "QDOP"]
-    assert ran[0]["bench"] == names
+    assert [name for name in ran[0]["bench"] if name != "IVON"] == names  # it needs torch alone

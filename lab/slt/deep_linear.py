@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -56,6 +57,22 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
     }  # fmt: skip
 
 
+def keep_seeds(
+    out: Path, settings: dict[str, Any], count: int, jobs: int,
+    row: Callable[[int], dict[str, Any]],
+    summary: Callable[[list[dict[str, Any]]], dict[str, Any]],
+) -> None:  # fmt: skip
+    """Runs the seeds below ``count`` that the file does not have yet; it is written after each."""
+    results = open_results(out, settings, [], ValueError)
+    done = {known["seed"] for known in results["rows"]}
+    missing = [seed for seed in range(count) if seed not in done]
+    for found in side_by_side(row, missing, jobs):
+        rows = sorted([*results["rows"], found], key=lambda known: known["seed"])
+        results |= {"rows": rows, "origin": origin("cpu"), "summary": summary(rows)}
+        write_results(out, results)
+        print(found, results["summary"], flush=True)
+
+
 def main() -> None:
     """Runs the networks that the file does not have yet."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -64,14 +81,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=600, help="leapfrog steps of a trajectory")
     parser.add_argument("--jobs", type=at_least(1), default=1, help="networks side by side")
     given = parser.parse_args()
-    results = open_results(given.out, {"steps": given.steps}, [], ValueError)
-    done = {known["seed"] for known in results["rows"]}
-    missing = [seed for seed in range(given.count) if seed not in done]
-    for found in side_by_side(partial(row, steps=given.steps), missing, given.jobs):
-        rows = sorted([*results["rows"], found], key=lambda known: known["seed"])
-        results |= {"rows": rows, "origin": origin("cpu"), "summary": summary(rows)}
-        write_results(given.out, results)
-        print(found, results["summary"], flush=True)
+    keep_seeds(
+        given.out, {"steps": given.steps}, given.count, given.jobs,
+        partial(row, steps=given.steps), summary,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

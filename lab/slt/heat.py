@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from lab.command import at_least
-from lab.jobs import side_by_side
-from lab.results import open_results, write_results
+from lab.slt.deep_linear import keep_seeds
 from lab.slt.linear_networks import network
 from natural_langevin import likelihoods, slt
-from natural_langevin.experiments.origin import origin
 
 ROWS, CHAINS = 4000, 8
 
@@ -65,14 +63,10 @@ def main() -> None:
     parser.add_argument("--steps", type=at_least(10), default=6000)
     parser.add_argument("--jobs", type=at_least(1), default=1, help="networks side by side")
     given = parser.parse_args()
-    results = open_results(given.out, {"steps": given.steps, "rows": ROWS}, [], ValueError)
-    done = {known["seed"] for known in results["rows"]}
-    missing = [seed for seed in range(given.count) if seed not in done]
-    for found in side_by_side(partial(row, steps=given.steps), missing, given.jobs):
-        rows = sorted([*results["rows"], found], key=lambda known: known["seed"])
-        results |= {"rows": rows, "origin": origin("cpu"), "summary": summary(rows)}
-        write_results(given.out, results)
-        print(found, results["summary"], flush=True)
+    settings = {"steps": given.steps, "rows": ROWS}
+    keep_seeds(
+        given.out, settings, given.count, given.jobs, partial(row, steps=given.steps), summary
+    )
 
 
 if __name__ == "__main__":

@@ -23,10 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from lab.command import at_least
-from lab.jobs import side_by_side
-from lab.results import open_results, write_results
+from lab.slt.deep_linear import keep_seeds
 from natural_langevin import evidence, likelihoods, priors
-from natural_langevin.experiments.origin import origin
 
 ROWS, SIGMA, VARIANCE, WIDTHS, TRUE, STARTS = 150, 0.1, 9.0, (1, 2, 3, 4), (1, 2, 3), 3
 
@@ -131,14 +129,7 @@ def main() -> None:
         "rows": ROWS, "sigma": SIGMA, "variance": VARIANCE, "widths": WIDTHS, "true": TRUE,
         "starts": STARTS,
     }  # fmt: skip
-    results = open_results(given.out, settings, [], ValueError)
-    done = {known["seed"] for known in results["rows"]}
-    missing = [seed for seed in range(given.count) if seed not in done]
-    for found in side_by_side(row, missing, given.jobs):
-        rows = sorted([*results["rows"], found], key=lambda known: known["seed"])
-        results |= {"rows": rows, "origin": origin("cpu"), "summary": summary(rows)}
-        write_results(given.out, results)
-        print(found["seed"], found["width"], results["summary"], flush=True)
+    keep_seeds(given.out, settings, given.count, given.jobs, row, summary)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from natural_langevin import models
-from natural_langevin.experiments.bench_networks import BUILT, CLASSES, LENGTH, SIGMA, TOKENS
+from natural_langevin.experiments.bench_networks import CLASSES, SIGMA, task
 
 #: One step size and prior for everybody, small enough that no metric's chains diverge.
 STEP_SIZE, PRIOR_VARIANCE = 1e-4, 0.1
@@ -84,53 +83,9 @@ def problem(
     hidden: Sequence[int] = (400, 400),
 ) -> Problem:
     """One of ``NETWORKS``. "mlp" is the paper's 784-400-400-10; its size can be changed."""
-    generator = torch.Generator().manual_seed(seed)
-    if name in SMALL:
-        return _small(name, device, seed, batch_size, num_data, generator)
-    if name == "transformer":
-        x = torch.randint(TOKENS, (num_data, LENGTH), generator=generator)
-        y = x.sum(1) % CLASSES
-    elif name == "gpt":
-        x = torch.randint(256, (num_data, 129), generator=generator)
-        x, y = x[:, :-1].contiguous(), x[:, 1:].contiguous()
-    elif name == "lstm":
-        x = torch.randn(num_data, 16, 8, generator=generator)
-        y = x.sum((1, 2)).abs().long() % CLASSES
-    elif name == "resnet18":
-        x = torch.randn(num_data, 3, 32, 32, generator=generator)
-        y = x.sum((1, 2, 3)).abs().long() % CLASSES
-    elif name in ("mlp", "cnn"):
-        x = torch.rand(num_data, inputs, generator=generator)
-        teacher = torch.randn(inputs, CLASSES, generator=generator)
-        y = ((x - 0.5) @ teacher).argmax(1)
-        if name == "cnn":
-            x = x.reshape(num_data, 1, 28, 28)
-    else:
+    if name not in NETWORKS:
         raise ValueError(f"unknown network {name!r}: choose among {', '.join(NETWORKS)}")
-
-    def build() -> nn.Module:
-        if name == "mlp":
-            return models.mlp(inputs, CLASSES, hidden, seed=seed).to(device)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return BUILT[name]().to(device)
-
-    return Problem(name, build, x.to(device), y.to(device), batch_size, seed)
-
-
-def _small(
-    name: str,
-    device: str | torch.device,
-    seed: int,
-    batch_size: int,
-    num_data: int,
-    generator: torch.Generator,
-) -> Problem:
-    inputs, *hidden, outputs = SMALL[name]
-    x = torch.rand(num_data, inputs, generator=generator)
-    teacher = torch.randn(inputs, outputs, generator=generator)
-    signal = (x - 0.5) @ teacher
-    noise = SIGMA * torch.randn(signal.shape, generator=generator)
-    y = signal + noise if outputs == 1 else signal.argmax(1)
-    build = lambda: models.mlp(inputs, outputs, hidden, seed=seed).to(device)  # noqa: E731
-    return Problem(name, build, x.to(device), y.to(device), batch_size, seed)
+    widths = (inputs, *hidden, CLASSES) if name == "mlp" else SMALL.get(name)
+    known = name if widths is None else "-".join(map(str, widths))
+    of = task(known, rows=num_data, device=str(device), seed=seed)
+    return Problem(name, of.build, of.x, of.y, batch_size, seed)

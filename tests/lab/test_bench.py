@@ -23,10 +23,11 @@ from lab.speed import (
 from lab.speed.contender import Contender, Ready, Unavailable
 from lab.speed.contenders import OURS, PEERS, PLAIN, REFERENCE, contenders
 from lab.speed.plot import plot
-from lab.speed.problems import BUILT, STEP_SIZE, problem
+from lab.speed.problems import STEP_SIZE, problem
 from lab.speed.run import MEASURES, _add
 from lab.speed.show import plain as plain_text
 from natural_langevin.dynamics import frame
+from natural_langevin.experiments.bench_networks import BUILT
 from natural_langevin.experiments.origin import origin
 
 SIZES = {"inputs": 12, "hidden": (16, 16), "batch_size": 8, "num_data": 64}

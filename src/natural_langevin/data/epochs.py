@@ -8,7 +8,7 @@ the samplers do is looked up where torch's own are used, and counted along two e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -88,7 +88,7 @@ def _short(batches: BatchSampler, count: int, over: int) -> str:
     )
 
 
-def _counted(sampler: Any, name: str, batches: BatchSampler | None = None) -> Epoch:
+def _counted(sampler: Iterable[Any], name: str, batches: BatchSampler | None = None) -> Epoch:
     """What a loader yields, counted by going through two epochs of its indices."""
     with _generators_kept(sampler):
         first, second = list(sampler), list(sampler)
@@ -117,7 +117,7 @@ def _flat(batches: list[list[int]]) -> list[int]:
 
 
 @contextmanager
-def _generators_kept(sampler: Any) -> Iterator[None]:
+def _generators_kept(sampler: Iterable[Any]) -> Iterator[None]:
     """Counting draws from the generators that the loader will draw from: put them back."""
     own = [getattr(s, "generator", None) for s in (sampler, getattr(sampler, "sampler", None))]
     kept = [(g, g.get_state()) for g in own if isinstance(g, torch.Generator)]

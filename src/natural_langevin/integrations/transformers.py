@@ -81,7 +81,7 @@ class CollectPosterior(PosteriorCallback, TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        optimizer: Any = None,
+        optimizer: torch.optim.Optimizer | None = None,
         **_: Any,
     ) -> None:
         if state.global_step:

@@ -267,9 +267,15 @@ def _by_recipe(
         measured=choice.measured(),
         reasons=choice.reasons() | {"start": why},
     )
-    if given.chains_open and limit.exists and asked.seconds and not until:
-        plan = _with_more_chains(follow(motion, plan), plan, choice, asked.seconds, costs, limit)
-    lengths = _length(follow(motion, plan), plan, choice, asked, costs, limit, until=until)
+    affordable = None
+    if asked.steps is None and asked.seconds is not None and not until:
+        plan, affordable = _within(
+            motion, plan, choice, asked.seconds, costs, limit, chains_open=given.chains_open
+        )
+    lengths = _length(
+        follow(motion, plan), plan, choice, asked, costs, affordable,
+        ends=limit.ends_run, until=until,
+    )  # fmt: skip
     return replace(
         plan, steps=lengths.steps, burn_in=lengths.burn_in, thin=lengths.thin, end=lengths.end,
         reasons=dict(plan.reasons) | {"steps": lengths.reason},
@@ -322,28 +328,29 @@ def _chosen(
     return dataclasses.replace(found, **by_rows)
 
 
-def _with_more_chains(
-    motion: Motion,
-    plan: Plan,
-    choice: recipe.Choice,
-    seconds: float,
-    costs: cost.Costs,
-    limit: TimeLimit,
-) -> Plan:
-    """The plan with more chains, where there is time for more steps than chains gain by."""
-    settings, count = costs.settings, motion.problem.chains.count
-    steps = pace.steps_within(
-        motion, seconds, plan.batch_size, choice.step_size, settings.time,
-        downhill=plan.descent is not None, limit=limit,
-    )  # fmt: skip
-    times = min(settings.time.most_chains, steps // settings.length.most)
-    if times < 2:
-        return plan
+def _within(
+    motion: Motion, plan: Plan, choice: recipe.Choice, seconds: float, costs: cost.Costs,
+    limit: TimeLimit, *, chains_open: bool,
+) -> tuple[Plan, int]:  # fmt: skip
+    """How many steps there is time for; and the plan, with more chains where that is more than
+    chains gain by."""
+
+    def steps_of(plan: Plan) -> int:
+        return pace.steps_within(
+            follow(motion, plan), seconds, plan.batch_size, choice.step_size, costs.settings.time,
+            downhill=plan.descent is not None, limit=limit,
+        )  # fmt: skip
+
+    steps, count = steps_of(plan), motion.problem.chains.count
+    times = min(costs.settings.time.most_chains, steps // costs.settings.length.most)
+    if not (chains_open and limit.exists and times > 1):
+        return plan, steps
     why = f"{count} would have time for {steps} steps each"
-    return replace(
+    plan = replace(
         plan, chains=times * count, draws=costs.draws(times * count),
         reasons=dict(plan.reasons) | {"chains": why},
     )  # fmt: skip
+    return plan, steps_of(plan)
 
 
 def _length(
@@ -352,22 +359,19 @@ def _length(
     choice: recipe.Choice,
     asked: Asked,
     costs: cost.Costs,
-    limit: TimeLimit,
+    affordable: int | None,
     *,
+    ends: bool,
     until: bool,
 ) -> run_length.Length:
-    """How long the run is. ``until``: a target may end it; ``steps`` is then the most it may take,
-    and burn-in and thinning are those of a run of the usual length."""
-    problem, steps = motion.problem, asked.steps
-    if steps is None and asked.seconds is not None and not until:
-        steps = pace.steps_within(
-            motion, asked.seconds, plan.batch_size, choice.step_size, costs.settings.time,
-            downhill=plan.descent is not None, limit=limit,
-        )  # fmt: skip
-        if limit.ends_run:  # burn-in and thinning are those of the steps that are expected
-            steps, burn_in, thin = plan.usual(steps, asked.burn_in, asked.thin)
-            asked = replace(asked, burn_in=burn_in, thin=thin)
-            steps = int(costs.settings.time.more * steps)
+    """How long the run is. ``affordable``: steps that there is time for, where time decides;
+    ``ends``: the clock ends it. ``until``: a target may end it; ``steps`` is then the most it may
+    take, and burn-in and thinning are those of a run of the usual length."""
+    problem, steps = motion.problem, asked.steps if affordable is None else affordable
+    if affordable is not None and ends:  # burn-in and thinning are those of the steps expected
+        _, burn_in, thin = plan.usual(affordable, asked.burn_in, asked.thin)
+        asked = replace(asked, burn_in=burn_in, thin=thin)
+        steps = int(costs.settings.time.more * affordable)
     length = functools.partial(
         run_length.choose, choice, costs.settings, costs.budget, burn_in=asked.burn_in,
         thin=asked.thin,

@@ -1,4 +1,4 @@
-"""What every rank does in ``test_sharded_checkpoint.py``: three chains, two groups of two ranks."""
+"""What every rank does in ``test_shared_checkpoint.py``: three chains, two groups of two ranks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin.distributed.group import Group
 from natural_langevin.dynamics.base import State
-from natural_langevin.run.checkpoint import RunCheckpoint
-from natural_langevin.run.sharded_checkpoint import ShardedCheckpoint
+from natural_langevin.run.checkpoint import NEWEST, PREVIOUS, RunCheckpoint
 
 CHAINS = 3
 CONFIG = {"seed": 1, "chains": CHAINS}
@@ -31,6 +30,15 @@ def chains_of(group: Group) -> range:
     return range(2) if group.rank < group.world / 2 else range(2, 3)
 
 
+class Ranks:
+    """A group as the ``Processes`` of a run with these three chains."""
+
+    def __init__(self, group: Group) -> None:
+        self.rank, self.world, self.first = group.rank, group.world, group.first
+        self.chains, self.own, self.writes = CHAINS, chains_of(group), group.rank in (0, 2)
+        self.exchange, self.waiting = group.exchange, group.waiting
+
+
 def tree(chains: range, step: int) -> dict[str, Any]:
     """Different numbers for every chain and step."""
 
@@ -38,7 +46,7 @@ def tree(chains: range, step: int) -> dict[str, Any]:
         some = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
         return torch.stack([some + 1000 * chain + 100 * step + offset for chain in chains])
 
-    trace = torch.arange(8.0, dtype=torch.float64).reshape(2, 1 + CHAINS) + step
+    losses = torch.arange(6.0, dtype=torch.float64).reshape(CHAINS, 2) + step
     return {
         "state": State(
             step=torch.tensor(step),
@@ -50,14 +58,15 @@ def tree(chains: range, step: int) -> dict[str, Any]:
         ),
         "collector": {
             "samples": {"0.weight": values(6, 5, 2, 3)},
-            "trace": trace[:, [0, *(1 + chain for chain in chains)]],
+            "looks": torch.arange(2.0, dtype=torch.float64) + step,
+            "losses": losses[chains.start : chains.stop],
             "counts": torch.tensor([step, 2]),
         },
     }
 
 
-def opened(group: Group, folder: Path, config: dict[str, Any] = CONFIG) -> ShardedCheckpoint:
-    return ShardedCheckpoint(folder, config, group, chains_of(group))
+def opened(group: Group, folder: Path, config: dict[str, Any] = CONFIG) -> RunCheckpoint:
+    return RunCheckpoint(folder, config, processes=Ranks(group))
 
 
 def loaded(group: Group, folder: Path) -> int | None:
@@ -74,7 +83,7 @@ def loaded(group: Group, folder: Path) -> int | None:
     return step
 
 
-def saved(group: Group, folder: Path, *steps: int) -> ShardedCheckpoint:
+def saved(group: Group, folder: Path, *steps: int) -> RunCheckpoint:
     checkpoint = opened(group, folder)
     for step in steps:
         checkpoint.save(tree(chains_of(group), step))
@@ -91,11 +100,9 @@ def check_round_trip(group: Group, folder: Path) -> Any:
     before = loaded(group, here)
     saved(group, here, 1, 2, 3)
     group.barrier("saved")
-    listing = sorted(str(p.relative_to(here)) for p in here.rglob("*"))
-    index = json.loads((here / "sharded-000003" / "index.json").read_text())["tensors"]
-    size = sum(p.stat().st_size for p in (here / "sharded-000003").glob("*.safetensors"))
+    names, size = names_in(here), (here / NEWEST).stat().st_size
     group.barrier("looked at")  # loading, a rank looks for the others by a file of its own
-    return [before, loaded(group, here), listing, sorted(index), size]
+    return [before, loaded(group, here), names, size]
 
 
 def fewer(group: Group, world: int, name: str) -> Group | None:
@@ -112,61 +119,55 @@ def check_other_numbers_of_ranks(group: Group, folder: Path) -> Any:
 
 
 def check_of_one_process(group: Group, folder: Path) -> Any:
-    """Written by ``RunCheckpoint``; it stays until there are two newer ones."""
+    """Written by one process, gone on with by four."""
     here = folder / "single"
     if group.first:
-        single = RunCheckpoint(here, CONFIG)
-        for step in (4, 5):
-            single.save(tree(range(CHAINS), step))
+        with contextlib.closing(RunCheckpoint(here, CONFIG)) as single:
+            for step in (4, 5):
+                single.save(tree(range(CHAINS), step))
     group.barrier("written")
-    found, names = [loaded(group, here)], []
-    checkpoint = opened(group, here)
-    for step in (6, 7):
-        checkpoint.save(tree(chains_of(group), step))
-        group.barrier("written")
-        names.append(names_in(here))
-        group.barrier("looked at")
-    return [*found, loaded(group, here), *names]
+    found = loaded(group, here)
+    saved(group, here, 6)
+    return [found, loaded(group, here)]
+
+
+def damage(group: Group, path: Path, place: int) -> None:
+    if group.first:
+        content = bytearray(path.read_bytes())
+        content[place] ^= 4
+        path.write_bytes(content)
+    group.barrier("damaged")
 
 
 def check_damaged(group: Group, folder: Path) -> Any:
-    """A bit of a part that only ranks 2 and 3 read, then an index, then everything."""
+    """A number of the newest, its header, then everything."""
     here = folder / "damaged"
     saved(group, here, 1, 2)
     found = []
-    for path in ("sharded-000002/part-00003.safetensors", "sharded-000002/index.json"):
-        if group.first:
-            content = bytearray((here / path).read_bytes())
-            content[-10] ^= 4
-            (here / path).write_bytes(content)
-        group.barrier("damaged")
+    for place in (-10, 20):
+        damage(group, here / NEWEST, place)
         found.append(loaded(group, here))
     return found
 
 
 def check_two_good_ones_stay(group: Group, folder: Path) -> Any:
-    """A damaged checkpoint does not count when all but the newest two are removed."""
+    """A damaged checkpoint does not take the name of the good one before it."""
     here = folder / "two good"
     saved(group, here, 1, 2)
-    if group.first:
-        (here / "sharded-000002" / "index.json").write_text("damaged")
-    group.barrier("damaged")
+    damage(group, here / NEWEST, -10)
     checkpoint = opened(group, here)
     checkpoint.load(tree(chains_of(group), 0))
     checkpoint.save(tree(chains_of(group), 3))
     group.barrier("saved")
     owner = json.loads((here / ".lock").read_text())["pid"] if group.first else None
-    names = names_in(here)
-    group.barrier("looked at")
     checkpoint.close()
-    return [names, owner == os.getpid() if group.first else True]
+    damage(group, here / NEWEST, -10)
+    return [loaded(group, here), owner == os.getpid() if group.first else True]
 
 
 def check_all_damaged(group: Group, folder: Path) -> Any:
     here = folder / "damaged"
-    if group.first:
-        next(iter((here / "sharded-000001").glob("part-*"))).write_bytes(b"not a checkpoint")
-    group.barrier("damaged")
+    damage(group, here / PREVIOUS, -10)
     return loaded(group, here)
 
 
@@ -211,13 +212,11 @@ def check_folder_not_shared(group: Group, folder: Path) -> Any:
 
 
 def check_left_by_the_dead(group: Group, folder: Path) -> Any:
-    """A checkpoint without an index, as a rank that dies while writing leaves it."""
+    """A file without its name, as a rank that dies while writing leaves it."""
     here = folder / "left"
     saved(group, here, 1)
     if group.first:
-        (here / "sharded-000002").mkdir()
-        (here / "sharded-000002" / "part-00001.safetensors").write_bytes(os.urandom(99))
-        (here / ".sharded-000002.part").touch()
+        (here / f".{NEWEST}.0123.part").write_bytes(os.urandom(99))
     group.barrier("left")
     found = loaded(group, here)
     return [found, names_in(here)]

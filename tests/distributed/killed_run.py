@@ -18,7 +18,7 @@ from broken_off import Killer
 from natural_langevin.distributed.join import join
 from natural_langevin.distributed.layout import Layout
 from natural_langevin.execution.engine import Engine
-from natural_langevin.run.shard_storage import ShardWriter
+from natural_langevin.run.checkpoint import RunCheckpoint
 
 LAYOUTS = {"chains": Layout(chains=2), "data": Layout(data=2)}
 
@@ -30,7 +30,7 @@ def arrange(attempt: int, rank: int, run: str, folder: Path) -> None:
         case 0, "chains", 1:
             broken_off.wait_to_be_killed(note, draws=3)
         case 1, "chains", 0:
-            Killer(ShardWriter, "write_data", call=2, seed=1, note=note)
+            Killer(RunCheckpoint, "save", call=2, seed=1, note=note)
         case 2, "data", 1:
             Killer(Engine, "run", call=7, seed=2, note=note)
 

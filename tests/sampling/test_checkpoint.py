@@ -56,7 +56,7 @@ def test_a_checkpoint_does_not_hold_the_samples_that_are_on_disk(tmp_path):
     with safe_open(tmp_path / "checkpoint.safetensors", framework="pt") as file:
         samples = [k for k in file.keys() if "samples" in k]  # noqa: SIM118
         # A check of each of the eight draws, and the identity of their file.
-        assert [file.get_slice(k).get_shape() for k in samples] == [[8], [16]]
+        assert [file.get_slice(k).get_shape() for k in samples] == [[1, 8], [1, 16]]
 
 
 def test_a_checkpoint_without_its_samples_is_refused(undisturbed, tmp_path):

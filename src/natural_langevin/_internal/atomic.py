@@ -17,11 +17,12 @@ from typing import BinaryIO
 
 
 @contextlib.contextmanager
-def staged(destination: Path) -> Iterator[BinaryIO]:
+def staged(destination: Path, *, former: Path | None = None) -> Iterator[BinaryIO]:
     """Yield a new file beside `destination`, and give it that name when the block ends well.
 
     The block writes and verifies; an exception in it (Ctrl-C too) removes the file again. The
     bytes are on the disk before the name is, so that a crash cannot leave a name without them.
+    A file that has the name gets the name ``former``, if there is one.
     """
     temporary = destination.with_name(f".{destination.name}.{secrets.token_hex(8)}.part")
     try:
@@ -29,6 +30,8 @@ def staged(destination: Path) -> Iterator[BinaryIO]:
             yield handle
             handle.flush()
             os.fsync(handle.fileno())
+        if former is not None and destination.exists():
+            destination.replace(former)
         temporary.replace(destination)
         sync_folder(destination.parent)
     finally:

@@ -31,7 +31,7 @@ DTYPES = {
 }  # fmt: skip
 _BY_CODE = {code: dtype for dtype, code in DTYPES.items()}
 
-HEADER_SUM, _BLANK_SUM = "header_sha256", b"1" * 64
+HEADER_SUM, _BLANK_SUM, _NO_SUM = "header_sha256", b"1" * 64, "0" * 64
 
 #: Tensors beyond this many bytes are written row by row.
 PIECE = 1 << 26
@@ -108,19 +108,39 @@ def write_tensors(
     ``header_sha256``, of the header without that one.
 
     The header stands before the numbers whose sum it holds, so both are written in afterwards."""
-    blank = "0" * 64
-    own = {"sha256": blank, HEADER_SUM: _BLANK_SUM.decode()}
-    plan = layout({k: spec(v) for k, v in tensors.items()}, {**own, **metadata})
+    plan = summed_layout({k: spec(v) for k, v in tensors.items()}, metadata)
     handle.write(plan.header)
     digest = hashlib.sha256()
     for name in plan.start:  # in the order of the file
         for piece in pieces(tensors[name]):
             digest.update(piece)
             handle.write(piece)
-    numbers = digest.hexdigest().encode()
-    header = plan.header.replace(blank.encode(), numbers, 1)
+    _write_sums(handle, plan, digest.hexdigest())
+
+
+def summed_layout(specs: Mapping[str, Spec], metadata: Mapping[str, str]) -> FileLayout:
+    """``layout`` with room for the two sums in the header."""
+    return layout(specs, {"sha256": _NO_SUM, HEADER_SUM: _BLANK_SUM.decode(), **metadata})
+
+
+def add_sums(path: Path, plan: FileLayout) -> None:
+    """Completes a file whose numbers have been written to their places."""
+    with path.open("r+b") as handle:
+        handle.seek(len(plan.header))
+        _write_sums(handle, plan, hashlib.file_digest(handle, "sha256").hexdigest())
+
+
+def _write_sums(handle: BinaryIO, plan: FileLayout, numbers: str) -> None:
+    header = plan.header.replace(_NO_SUM.encode(), numbers.encode(), 1)
     handle.seek(0)
     handle.write(header.replace(_BLANK_SUM, _header_sum(header), 1))
+
+
+def write_at(file: int, data: memoryview, at: int) -> None:
+    """Writes all of ``data`` at this offset; one ``os.pwrite`` may write only a part of it."""
+    while data:
+        written = os.pwrite(file, data, at)
+        data, at = data[written:], at + written
 
 
 def _header_sum(header: bytes) -> bytes:
@@ -195,17 +215,13 @@ def mapped(path: Path, expected: Mapping[str, Spec]) -> dict[str, Tensor]:
 
 
 def check_header(path: Path) -> None:
-    """Refuses a file whose names, shapes or metadata are not those that were written; files of
-    older versions do not say what was."""
+    """Refuses a file whose names, shapes or metadata are not those that were written."""
     with opened(path) as file:
-        metadata = file.metadata() or {}
-    noted = metadata.get(HEADER_SUM, "").encode()
-    if not noted and not any(k != "sha256" and len(v) == 64 for k, v in metadata.items()):
-        return  # and no sum under a name that was damaged
+        noted = (file.metadata() or {}).get(HEADER_SUM, "").encode()
     with path.open("rb") as handle:
         header = handle.read(8)
         header += handle.read(int.from_bytes(header, "little"))
-    if _header_sum(header.replace(noted, _BLANK_SUM, 1)) != noted:
+    if not noted or _header_sum(header.replace(noted, _BLANK_SUM, 1)) != noted:
         raise StorageError(f"{path.name} is damaged: its header is not the one that was written")
 
 

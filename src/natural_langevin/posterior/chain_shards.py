@@ -9,25 +9,20 @@ single networks that were asked for travel, all parameters never come together a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from natural_langevin._internal.processes import Processes
 from natural_langevin._internal.whole_numbers import whole_number
-from natural_langevin.posterior import storage
 from natural_langevin.posterior.prediction import Averager
 from natural_langevin.types import Params
 
 
 class ChainShards:
-    """The chains ``processes.own`` here, the rest at other processes, if any.
+    """The chains ``processes.own`` here, the rest at other processes, if any."""
 
-    ``write`` does what ``storage.write`` does, for the chains of several processes."""
-
-    def __init__(self, processes: Processes, write: Callable[..., None] | None = None) -> None:
-        self.processes, self._write = processes, write
+    def __init__(self, processes: Processes) -> None:
+        self.processes = processes
 
     @property
     def whole(self) -> bool:
@@ -74,7 +69,3 @@ class ChainShards:
                 f"several: posterior.save(folder) on all, then Posterior.load(folder, model)."
                 f"{what}(...) in a process of its own"
             )
-
-    def write(self, folder: Path, **parts: Any) -> None:
-        """``storage.write`` of all chains."""
-        (self._write or storage.write)(folder, **parts)

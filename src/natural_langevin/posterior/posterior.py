@@ -388,7 +388,7 @@ class Posterior(Draws):
         are.
         """
         run = {"diverged": self.diverged.long(), "trace": self.trace.double()}
-        self.shards.write(
+        storage.write(
             Path(folder),
             model=self.template,
             samples=self.samples,
@@ -401,6 +401,7 @@ class Posterior(Draws):
             },
             likelihood=self.likelihood,
             config=self.config,
+            processes=self.shards.processes,
         )
 
     @staticmethod

@@ -22,11 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import likelihoods
-from natural_langevin._internal import capacity, tensorfile
+from natural_langevin._internal import capacity, shared_file, tensorfile
 from natural_langevin._internal.atomic import remove_leftovers, staged
 from natural_langevin._internal.fingerprints import check_model, describe_model
 from natural_langevin._internal.folder_lock import FolderLock
-from natural_langevin._internal.tensorfile import Spec, StorageError, WriteError, spec
+from natural_langevin._internal.processes import Processes
+from natural_langevin._internal.shared_file import Part, all_or_none, chain_part
+from natural_langevin._internal.tensorfile import Spec, StorageError, WriteError
 from natural_langevin.posterior import manifest
 from natural_langevin.posterior.manifest import File, Manifest
 from natural_langevin.posterior.networks import OnDisk, chunks
@@ -47,22 +49,54 @@ def write(
     groups: Groups,
     likelihood: likelihoods.Likelihood,
     config: dict[str, Any],
+    processes: Processes,
 ) -> None:
     """Writes a posterior into a folder, in the place of any that it holds. ``groups`` are dicts of
-    tensors ("mean", "last", ...), stored as "group/name"."""
-    rest = {f"{group}/{name}": v for group, values in groups.items() for name, v in values.items()}
-    token = secrets.token_hex(8)
-    with write_errors(folder), _removed_on_failure(token, folder), save_lock(folder):
-        publish(
-            folder,
-            model=model,
-            likelihood=likelihood,
-            config=config,
-            samples=_write_samples(folder, samples, token),
-            rest=_write_file(folder / f"posterior-{token}.safetensors", rest),
-        )
+    tensors ("mean", "last", ...), stored as "group/name"; ``samples`` and the groups ``BY_CHAIN``
+    are those of this process's chains."""
+    rest = {
+        f"{group}/{name}": chain_part(v, processes) if group in BY_CHAIN else Part(v)
+        for group, values in groups.items()
+        for name, v in values.items()
+    }
+    token = processes.exchange("saving the posterior", secrets.token_hex(8))[0]
+    with _write_errors(folder), _removed_on_failure(token, folder), contextlib.ExitStack() as held:
+
+        def lock() -> None:
+            if processes.first:
+                folder.mkdir(parents=True, exist_ok=True)
+                held.enter_context(FolderLock(folder, "saving a posterior", wait=PATIENCE))
+
+        all_or_none(processes, "making a folder for the posterior", lock)
+        samples_path = _write_samples(folder, samples, token, processes)
+        rest_path = folder / f"posterior-{token}.safetensors"
+        shared_file.write(rest_path, rest, {}, processes)
+
+        def publish() -> None:
+            """Makes these two files the posterior of the folder."""
+            if not processes.first:
+                return
+            with MODEL_LOCK:  # another thread may be predicting
+                description = describe_model(model)
+            whole = {k: chain_part(v, processes).whole for k, v in samples.items()}
+            saved = Manifest(
+                model=description,
+                likelihood=_describe_likelihood(likelihood),
+                config=config,
+                samples=File(samples_path.name, _digest(samples_path), whole),
+                rest=File(
+                    rest_path.name, _digest(rest_path), {k: p.whole for k, p in rest.items()}
+                ),
+            )
+            with staged(folder / manifest.NAME) as handle:
+                handle.write(saved.text().encode())
+            _remove_others(folder, {samples_path.name, rest_path.name})
+
+        all_or_none(processes, "naming the posterior", publish)
 
 
+#: Groups of tensors of which every process has the rows of its own chains.
+BY_CHAIN = ("mean", "last")
 #: Seconds that a save waits for another one to the same folder, and how often a reader whose files
 #: were replaced under its eyes begins again.
 PATIENCE, RETRIES = 10.0, 20
@@ -74,13 +108,7 @@ LIKELIHOODS = likelihoods.REGISTRY | {"Scaled": likelihoods.Scaled}
 POSITIVE_PRIORS = {kind.__name__: kind for kind in PositivePrior.__subclasses__()}
 
 
-def save_lock(folder: Path) -> FolderLock:
-    """A lock on the folder for this save, which makes the folder where there is none."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return FolderLock(folder, "saving a posterior", wait=PATIENCE)
-
-
-def write_errors(folder: Path) -> contextlib.AbstractContextManager[None]:
+def _write_errors(folder: Path) -> contextlib.AbstractContextManager[None]:
     """Around writing: an error of the disk becomes one that says what the folder holds now."""
 
     def state() -> str:
@@ -88,35 +116,6 @@ def write_errors(folder: Path) -> contextlib.AbstractContextManager[None]:
         return "What was saved there before is intact" if there else "Nothing was saved there"
 
     return tensorfile.writing(f"the posterior to {folder}", state, remedy="Or use another folder")
-
-
-def publish(
-    folder: Path,
-    *,
-    model: nn.Module,
-    likelihood: likelihoods.Likelihood,
-    config: dict[str, Any],
-    samples: File,
-    rest: File,
-) -> None:
-    """Makes these two files, which are written already, the posterior of the folder."""
-    with MODEL_LOCK:  # another thread may be predicting
-        description = describe_model(model)
-    saved = Manifest(
-        model=description,
-        likelihood=_describe_likelihood(likelihood),
-        config=config,
-        samples=samples,
-        rest=rest,
-    )
-    with staged(folder / manifest.NAME) as handle:
-        handle.write(saved.text().encode())
-    _remove_others(folder, {samples.name, rest.name})
-
-
-def written(path: Path, tensors: Mapping[str, Spec]) -> File:
-    """How the manifest names a file that holds these tensors."""
-    return File(path.name, _digest(path), dict(tensors))
 
 
 @contextlib.contextmanager
@@ -130,23 +129,20 @@ def _removed_on_failure(token: str, folder: Path) -> Iterator[None]:
         raise
 
 
-def _write_samples(folder: Path, samples: Mapping[str, Tensor], token: str) -> File:
+def _write_samples(
+    folder: Path, samples: Mapping[str, Tensor], token: str, processes: Processes
+) -> Path:
     """Samples in a file of this folder stay there; those in another's are copied as a file."""
     path = folder / f"samples-{token}.safetensors"
-    if not isinstance(samples, OnDisk) or samples.replaced:
-        return _write_file(path, samples)
+    if processes.world > 1 or not isinstance(samples, OnDisk) or samples.replaced:
+        parts = {name: chain_part(samples[name], processes) for name in samples}
+        shared_file.write(path, parts, {}, processes)
+        return path
     if samples.path.parent.resolve() == folder.resolve():
-        path = samples.path
-    else:
-        with staged(path) as handle, samples.path.open("rb") as source:
-            shutil.copyfileobj(source, handle, tensorfile.PIECE)
-    return written(path, {k: spec(v) for k, v in samples.items()})
-
-
-def _write_file(path: Path, tensors: Mapping[str, Tensor]) -> File:
-    with staged(path) as handle:
-        tensorfile.write_tensors(handle, tensors, {})
-    return written(path, {k: spec(v) for k, v in tensors.items()})
+        return samples.path
+    with staged(path) as handle, samples.path.open("rb") as source:
+        shutil.copyfileobj(source, handle, tensorfile.PIECE)
+    return path
 
 
 def _digest(path: Path) -> str:

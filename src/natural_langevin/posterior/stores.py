@@ -180,7 +180,7 @@ class InFolder:
                     at = self._start(name, chain, draw)
                     for piece in tensorfile.pieces(one):
                         digest.update(piece)
-                        write_all(self._file, piece, at)
+                        tensorfile.write_at(self._file, piece, at)
                         at += piece.nbytes
         self._checks[draw] = _check(digest)
 
@@ -212,31 +212,29 @@ class InFolder:
         if self._file is not None:
             with self._writing():
                 os.fsync(self._file)
-        identity = torch.tensor(list(bytes.fromhex(self._identity)), dtype=torch.uint8)
-        return {"identity": identity, "checks": self._checks}
+        identity = torch.tensor([list(bytes.fromhex(self._identity))], dtype=torch.uint8)
+        return {"identity": identity, "checks": self._checks[None]}  # a row for this process
 
     def restore(self, tree: Params) -> None:
-        """Opens the file that a checkpoint's run wrote, by its content."""
-        self._identity = bytes(tree["identity"].tolist()).hex()
+        """Opens the file that a checkpoint's run wrote."""
+        self._identity = bytes(tree["identity"][0].tolist()).hex()
         self._plan = tensorfile.layout(self._specs, {"identity": self._identity})
-        # By its content, and not by its name, which version 0.1 made of fewer settings.
-        found = [p for p in self.path.parent.glob("draws-*.safetensors") if self._is_ours(p)]
-        if not found:
+        if not self._is_ours():
             raise StorageError(
                 f"the samples that this checkpoint counts on are not in {self.path}: give the "
                 "store= of the run that wrote the checkpoint, or start again in another folder"
             )
-        self.path = found[0]
         with self._writing():
             self._claim()
             self._open()
-        self._checks = tree["checks"].cpu()
+        self._checks = tree["checks"][0].cpu()
         self._verify()
 
-    def _is_ours(self, path: Path) -> bool:
-        with path.open("rb") as handle:
-            header = handle.read(len(self._plan.header))
-        return header == self._plan.header and path.stat().st_size == self._plan.size
+    def _is_ours(self) -> bool:
+        if not self.path.is_file() or self.path.stat().st_size != self._plan.size:
+            return False
+        with self.path.open("rb") as handle:
+            return handle.read(len(self._plan.header)) == self._plan.header
 
     def first(self, count: int) -> Params:
         """The draws so far: the first ``count`` of every chain."""
@@ -261,10 +259,3 @@ class InFolder:
 def _check(digest: Any) -> int:
     """63 bits of a SHA-256 as a positive int64; 0 would mean that there is no sum."""
     return int.from_bytes(digest.digest()[:8], "little") >> 1 or 1
-
-
-def write_all(file: int, data: memoryview, at: int) -> None:
-    """Writes all of ``data`` at this offset; one ``os.pwrite`` may write only a part of it."""
-    while data:
-        written = os.pwrite(file, data, at)
-        data, at = data[written:], at + written

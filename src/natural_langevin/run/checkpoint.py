@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import secrets
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from natural_langevin._internal import tensorfile
-from natural_langevin._internal.atomic import check_writable, remove_leftovers, staged
+from natural_langevin._internal import shared_file, tensorfile
+from natural_langevin._internal.atomic import check_writable, remove_leftovers
 from natural_langevin._internal.folder_lock import FolderLock
+from natural_langevin._internal.processes import Processes, SingleProcess
 from natural_langevin._internal.provenance import check_provenance
 from natural_langevin._internal.same_run import check_same_run, differing
-from natural_langevin._internal.tensorfile import StorageError, spec
+from natural_langevin._internal.shared_file import Part, all_or_none, chain_part
+from natural_langevin._internal.tensorfile import StorageError
 
 log = logging.getLogger("natural_langevin")
 
@@ -35,29 +39,14 @@ def named(tree: Any) -> dict[str, Tensor]:
     return {pytree.keystr(where): leaf for where, leaf in leaves}
 
 
-#: Entries that version 0.1 did not write: where they are missing, ``like``'s own stand for them.
-NEW_ENTRIES = ("['collector']['samples']['checks']",)
-
-
-def load_tree(path: Path, like: Any) -> Any:
-    """Reads a tree of the same names, shapes and dtypes as ``like``, on ``like``'s devices."""
-    expected = named(like)
-    try:
-        with tensorfile.opened(path) as file:
-            there = set(file.keys())
-        known = {k: spec(v) for k, v in expected.items() if k in there or k not in NEW_ENTRIES}
-        found = expected | tensorfile.mapped(path, known)
-        tensorfile.check_sum(path)
-    except StorageError as error:
-        raise CheckpointError(str(error)) from error
-    loaded = [found[k].to(leaf.device, copy=True) for k, leaf in expected.items()]
-    return pytree.tree_unflatten(loaded, pytree.tree_structure(like))
-
-
 #: The names that a ``RunCheckpoint`` has in its folder, the newest first.
 NEWEST, PREVIOUS = "checkpoint.safetensors", "previous.safetensors"
-#: How the checkpoints of several processes begin (``distributed.checkpoint``).
-SHARDED, SHARDED_INDEX = "sharded-", "index.json"
+#: Entries that all processes hold alike; all others of a run have a chain axis, but those that say
+#: which file has the samples (``stores.InFolder``), of which every process has its own.
+_ALIKE = ("['state'].step", "['collector']['counts']", "['collector']['looks']")
+_SAMPLES = "['collector']['samples']"
+#: How processes know that a problem is not damage.
+_OTHER_RUN = "another run: "
 
 
 class Saved(Protocol):
@@ -80,22 +69,51 @@ class Saved(Protocol):
 class RunCheckpoint:
     """The checkpoint of one run in a folder: the newest, and the one before it.
 
-    ``config`` says which run it is; a folder of another run is refused with the difference named.
-    ``made_by`` (see ``provenance``) tells which versions and code started it. The folder is locked
-    until ``close``."""
+    A file holds all chains, whichever process has them, so another number of processes can go on
+    from it. ``config`` says which run it is; a folder of another run is refused with the difference
+    named. ``made_by`` (see ``provenance``) tells which versions and code started it. The folder,
+    which all ``processes`` see, is locked until ``close``."""
 
     def __init__(
-        self, folder: Path, config: dict[str, Any], made_by: dict[str, Any] | None = None
+        self,
+        folder: Path,
+        config: dict[str, Any],
+        made_by: dict[str, Any] | None = None,
+        processes: Processes | None = None,
     ) -> None:
-        self._newest, self._previous = folder / NEWEST, folder / PREVIOUS
+        self._folder, self._processes = folder, processes or SingleProcess(1)
         self._config, self._made_by = json.loads(json.dumps(config)), made_by or {}
         self._newest_is_good = False  # until it has been read or written
         self.way = ""
+        self._lock: FolderLock | None = None
         with tensorfile.writing(f"checkpoints to {folder}", remedy="Give another folder"):
-            folder.mkdir(parents=True, exist_ok=True)
-            self._lock = FolderLock(folder, "sampling (checkpoint=)")
-            check_writable(folder)
-            remove_leftovers(folder)
+            all_or_none(self._processes, "opening the checkpoint folder", self._open)
+        if self._processes.world > 1:
+            self._check_shared()
+
+    def _open(self) -> None:
+        if self._processes.first:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._lock = FolderLock(self._folder, "sampling (checkpoint=)")
+            check_writable(self._folder)
+            remove_leftovers(self._folder)
+
+    def _check_shared(self) -> None:
+        """Whether all processes see a file that the first makes."""
+        label, token = "comparing checkpoint folders", f".{secrets.token_hex(8)}.part"
+        if self._processes.first:
+            (self._folder / token).touch()
+        mine = json.dumps([str(self._folder), token])
+        folder, token = json.loads(self._processes.exchange(label, mine)[0])
+        seen = self._processes.exchange(label, "yes" if (self._folder / token).exists() else "")
+        if self._processes.first:
+            (self._folder / token).unlink()
+        if not all(seen):
+            blind = [rank for rank, answer in enumerate(seen) if not answer]
+            raise CheckpointError(
+                f"ranks {blind} do not see the folder {folder} of rank 0: checkpoint= needs a "
+                "folder that all nodes share, under the same name"
+            )
 
     def save(self, tree: Any, way: str = "") -> None:
         """Writes a checkpoint; at every moment a whole one is there, and two where there were any.
@@ -103,43 +121,97 @@ class RunCheckpoint:
         A damaged file never takes the name of the good one before it."""
         made_by = self._made_by | {"way": way}
         about = {"config": json.dumps(self._config), "made_by": json.dumps(made_by)}
-        with (
-            tensorfile.writing(f"a checkpoint to {self._newest.parent}", self._what_is_left),
-            staged(self._newest) as handle,
-        ):
-            tensorfile.write_tensors(handle, named(tree), about)
-            handle.flush()
-            os.fsync(handle.fileno())  # on the disk before the older one loses its name
-            if self._newest_is_good and self._newest.exists():
-                self._newest.replace(self._previous)
+        with tensorfile.writing(f"a checkpoint to {self._folder}", self._what_is_left):
+            shared_file.write(
+                self._folder / NEWEST, self._parts(tree), about, self._processes,
+                former=self._folder / PREVIOUS if self._newest_is_good else None,
+            )  # fmt: skip
         self._newest_is_good = True
 
+    def _parts(self, tree: Any) -> dict[str, Part]:
+        """What this process has of every tensor in the file."""
+        mesh = self._processes
+        if mesh.world == 1:
+            return {name: Part(leaf) for name, leaf in named(tree).items()}
+        parts = {}
+        for name, leaf in named(tree).items():
+            if name in _ALIKE:
+                parts[name] = Part(leaf)
+            elif _is_file(name, leaf):
+                parts[name] = Part(leaf, mesh.rank, mesh.world)
+            else:
+                parts[name] = chain_part(leaf, mesh)
+        return parts
+
     def _what_is_left(self) -> str:
-        return left_after_failure(self._newest.exists() or self._previous.exists())
+        return left_after_failure(bool(self._there()))
+
+    def _there(self) -> list[str]:
+        return [name for name in (NEWEST, PREVIOUS) if (self._folder / name).exists()]
 
     def load(self, like: Any) -> Any | None:
-        """The newest readable checkpoint of this run, or None in an empty folder."""
-        paths = [path for path in (self._newest, self._previous) if path.exists()]
-        for path in paths:
+        """The newest readable checkpoint of this run, or None in an empty folder.
+
+        Where one process cannot read it, all take the one before."""
+        mine = json.dumps(self._there())  # others may see the folder a moment later
+        names = json.loads(self._processes.exchange("looking for checkpoints", mine)[0])
+        for name in names:
+            found, problem = None, ""
             try:
-                there = read_config(path), read_field(path, "made_by")
-                check_checkpoint_of(path.parent, there, (self._config, self._made_by))
-                found = load_tree(path, like)
-            except OtherRunError:
-                raise
-            except CheckpointError as error:
-                if path == paths[-1]:
-                    raise
-                log_fallback(path, error)
-                continue
-            self._newest_is_good = path == self._newest
-            self.way = way_in(there[1])
-            return found
+                found = self._read(self._folder / name, like)
+            except OtherRunError as error:
+                problem = f"{_OTHER_RUN}{error}"
+            except StorageError as error:
+                problem = str(error)
+            problems = self._processes.exchange(f"reading the checkpoint {name}", problem)
+            problem = next((text for text in problems if text), "")
+            if not problem:
+                self._newest_is_good = name == NEWEST
+                return found
+            if problem.startswith(_OTHER_RUN):
+                raise OtherRunError(problem.removeprefix(_OTHER_RUN))
+            if name == names[-1]:
+                raise CheckpointError(problem)
+            log_fallback(self._folder / name, problem)
         return None
+
+    def _read(self, path: Path, like: Any) -> Any:
+        """A tree of the same names, shapes and dtypes as ``like``, on its devices."""
+        there = read_config(path), read_field(path, "made_by")
+        check_checkpoint_of(self._folder, there, (self._config, self._made_by))
+        parts = self._parts(like)
+        self._check_files(path, parts)
+        found = tensorfile.mapped(path, {name: part.whole for name, part in parts.items()})
+        if self._processes.first:
+            tensorfile.check_sum(path)
+        self.way = str(there[1].get("way", ""))
+        taken = [part.taken(found[name]) for name, part in parts.items()]
+        return pytree.tree_unflatten(taken, pytree.tree_structure(like))
+
+    def _check_files(self, path: Path, parts: dict[str, Part]) -> None:
+        """Samples in files of their own can be gone on with by the processes that wrote them."""
+        files = [name for name, part in parts.items() if _is_file(name, part.values)]
+        if not files:
+            return
+        with tensorfile.opened(path) as file:
+            found = tensorfile.specs_in(file).get(files[0])
+        if found is not None and found[1][:1] != (self._processes.world,):
+            ranks = found[1][0]
+            raise CheckpointError(
+                f"this run has its samples in a folder of each of {ranks} processes (store=), and "
+                f"there are {self._processes.world} now: continue with {ranks}. Samples in memory, "
+                'store="device" or "cpu", can be resumed by any number of processes'
+            )
 
     def close(self) -> None:
         """Leaves the folder to others."""
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
+
+
+def _is_file(name: str, leaf: Tensor) -> bool:
+    """Whether this stands for samples in a file rather than for the samples of a parameter."""
+    return name.startswith(_SAMPLES) and not leaf.is_floating_point()
 
 
 def left_after_failure(checkpoint: bool) -> str:
@@ -149,9 +221,9 @@ def left_after_failure(checkpoint: bool) -> str:
     return "There is no checkpoint before it: the run will start anew"
 
 
-def log_fallback(path: Path, error: Exception) -> None:
+def log_fallback(path: Path, problem: str) -> None:
     """A damaged checkpoint is passed over, and that is said."""
-    log.warning("%s cannot be used (%s): going on from the checkpoint before it", path, error)
+    log.warning("%s cannot be used (%s): going on from the checkpoint before it", path, problem)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -192,11 +264,6 @@ def check_checkpoint_of(folder: Path, there: About, here: About) -> None:
     check_provenance(folder, made_by, our_code, error=OtherRunError)
 
 
-def way_in(made_by: dict[str, Any]) -> str:
-    """How the steps before a checkpoint were run; "" where an older version wrote it."""
-    return str(made_by.get("way", ""))
-
-
 #: What gives back a way that steps were run, by a word in its name; the first that is there.
 _SWITCHES = {
     "eager": "compile=False",
@@ -224,18 +291,7 @@ def config_in(folder: str | os.PathLike[str] | None) -> dict[str, Any]:
     """What the folder's checkpoint says of its run; {} where there is none that can be read."""
     if folder is None:
         return {}
-    here = Path(folder)
-    indices = sorted(
-        here.glob(f"{SHARDED}*/{SHARDED_INDEX}"),
-        key=lambda path: (len(path.parent.name), path.parent.name),  # their numbers may grow
-        reverse=True,
-    )
-    for path in (*indices, here / NEWEST, here / PREVIOUS):
-        try:
-            sharded = path.name == SHARDED_INDEX
-            found = json.loads(path.read_bytes())["config"] if sharded else read_config(path)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError, StorageError):
-            continue
-        if isinstance(found, dict):
-            return found
+    for name in (NEWEST, PREVIOUS):
+        with contextlib.suppress(OSError, StorageError):
+            return read_config(Path(folder) / name)
     return {}

@@ -128,7 +128,8 @@ class SampleCollector:
     def tree(self) -> dict[str, Any]:
         """Everything a checkpoint must hold, as tensors."""
         counts = torch.tensor([self.kept, self._trace.count])
-        return {"samples": self._store.tree(), "trace": self._trace.values, "counts": counts}
+        looks, losses = self._trace.values[:, 0], self._trace.values[:, 1:].T
+        return {"samples": self._store.tree(), "looks": looks, "losses": losses, "counts": counts}
 
     def tree_of(self, draws: int, looks: int) -> dict[str, Any]:
         """What ``tree`` was like when there was room for so many draws and looks."""
@@ -139,17 +140,20 @@ class SampleCollector:
                 "room for more. Keep them in memory, or sample anew with more steps"
             )
         fewer = {name: value[:, :draws] for name, value in samples.items()}
-        return self.tree() | {"samples": fewer, "trace": self._trace.values[:looks]}
+        tree = self.tree()
+        shorter = {"looks": tree["looks"][:looks], "losses": tree["losses"][:, :looks]}
+        return tree | {"samples": fewer, **shorter}
 
     def lengthened(self, found: dict[str, Any], look_every: int) -> dict[str, Any]:
         """A checkpoint's tree of fewer draws with room for all, as if there had been no end: a look
         at it that was not due is forgotten."""
         tree, (kept, looks) = self.tree(), found["counts"].tolist()
-        if looks and int(found["trace"][looks - 1, 0]) % look_every:
+        if looks and int(found["looks"][looks - 1]) % look_every:
             looks -= 1
         for name, value in found["samples"].items():
             tree["samples"][name][:, : value.shape[1]] = value
-        tree["trace"][:looks] = found["trace"][:looks]
+        tree["looks"][:looks] = found["looks"][:looks]
+        tree["losses"][:, :looks] = found["losses"][:, :looks]
         return tree | {"counts": torch.tensor([kept, looks])}
 
     def begin(self, found: dict[str, Any] | None) -> None:
@@ -158,7 +162,7 @@ class SampleCollector:
             self._store.begin()
             return
         self._store.restore(found["samples"])
-        self._trace.values = found["trace"]
+        self._trace.values = torch.cat([found["looks"][None], found["losses"]]).T.contiguous()
         self.kept, self._trace.count = found["counts"].tolist()
 
     def keep(self, state: State) -> None:

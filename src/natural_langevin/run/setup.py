@@ -15,7 +15,7 @@ from natural_langevin._internal.fingerprints import fingerprint
 from natural_langevin._internal.object_store import ObjectFolder, is_url
 from natural_langevin._internal.processes import Processes
 from natural_langevin.data.streams import InMemory, Loader, Stream
-from natural_langevin.run.checkpoint import SHARDED, RunCheckpoint, Saved, config_in
+from natural_langevin.run.checkpoint import RunCheckpoint, Saved, config_in
 
 
 def check_same_everywhere(
@@ -147,8 +147,7 @@ def open_checkpoint(
     mesh: Processes,
     made_by: dict[str, Any],
 ) -> Saved | None:
-    """Where the run's checkpoints go: a folder that all processes see, of whichever kind several
-    processes or one wrote before."""
+    """Where the run's checkpoints go: a folder that all processes see."""
     if folder is None:
         return None
     if not isinstance(stream, InMemory):
@@ -156,9 +155,4 @@ def open_checkpoint(
             "checkpoint= needs data in memory: a DataLoader's order cannot be continued. Give the "
             "tensors (x, y), or run without a checkpoint"
         )
-    here = Path(folder)
-    if mesh.world == 1 and not any(here.glob(f"{SHARDED}*")):
-        return RunCheckpoint(here, identity, made_by)
-    from natural_langevin.run.sharded_checkpoint import ShardedCheckpoint  # slow to import
-
-    return ShardedCheckpoint(here, identity, mesh, mesh.own, made_by)
+    return RunCheckpoint(Path(folder), identity, made_by, mesh)

@@ -40,7 +40,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "outputs": ("test_output_files.py", "cli/test_outputs.py"),
     "ranks of one optimizer": ("distributed/test_optimizer_ranks.py", "optim/test_loss_scale.py"),
     "ranks killed, stopped, disagreeing": (
-        "distributed/test_sharded_checkpoint.py",
+        "distributed/test_shared_checkpoint.py",
         "distributed/test_group.py",
     ),
     "FSDP2: ranks killed": ("optim/test_sharded.py",),

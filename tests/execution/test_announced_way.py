@@ -35,3 +35,15 @@ def test_one_line(
         sampler.sample((x, (x.sum(1) > 0).long()), 8, batch_size=20, progress=False)
     (line,) = [r.getMessage() for r in caplog.records if "steps are run" in r.getMessage()]
     assert said in line
+
+
+def test_a_gpu_that_is_there_and_not_taken(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    x = torch.randn(10, 700)
+    network = nn.Sequential(nn.Linear(700, 30), nn.Tanh(), nn.Linear(30, 2))
+    sampler = Langevin(network, likelihoods.Categorical(), step_size=1e-3, chains=1)
+    with caplog.at_level("INFO", logger="natural_langevin"):
+        sampler.sample((x, (x.sum(1) > 0).long()), 2, batch_size=5, progress=False)
+    assert 'on the CPU, where the model is; device="cuda" takes the GPU' in caplog.text

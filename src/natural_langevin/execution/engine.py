@@ -187,7 +187,12 @@ class Engine:
     def _described(self, state: State) -> str:
         """Which way steps are run; where it is not the fastest, why, and what would change it."""
         told = f"steps are run this way: {self.way}"
-        if self._executor is not None or state.step.device.type != "cpu":
+        if state.step.device.type != "cpu":
+            return told
+        weights = sum(p[0].numel() for p in state.params.values())
+        if weights >= FUSE_FROM and torch.cuda.is_available():
+            told += ', on the CPU, where the model is; device="cuda" takes the GPU'
+        if self._executor is not None:
             return told
         if self.mode == "eager":
             return f'{told}, since compile=False; compile="auto" may be several times faster'

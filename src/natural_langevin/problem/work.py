@@ -40,7 +40,8 @@ def chain_of_layers(network: Network, x: Tensor) -> list[LayerSpec] | None:
     """The layers that an engine on a CPU takes one after the other, for inputs ``x``, or None."""
     named = {**dict(network.model.named_parameters()), **dict(network.model.named_buffers())}
     named = {name: tensor.detach() for name, tensor in named.items()}
-    return trace(lambda batch: network.call(named, batch), named, x[:3].clone())
+    few = x[:3].to(next(iter(named.values())).device, copy=True)
+    return trace(lambda batch: network.call(named, batch), named, few)
 
 
 def of_chain(network: Network, x: Tensor) -> float | None:

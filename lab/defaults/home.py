@@ -100,6 +100,87 @@ def skewed(count: int = 45_000, seed: int = 5) -> Problem:
     return _parted(x, y, count, lambda: models.mlp(12, 2, (50,)))
 
 
+class Embedded(nn.Module):
+    """Numbers of levels, looked up column by column, before a perceptron."""
+
+    def __init__(self, columns: int, levels: int, classes: int) -> None:
+        super().__init__()
+        self.levels = nn.Embedding(levels, 8)
+        self.head = models.mlp(8 * columns, classes, (64,))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs of rows of levels."""
+        found: Tensor = self.head(self.levels(x.long()).flatten(1))
+        return found
+
+
+def embeddings(count: int = 20_000, columns: int = 6, levels: int = 500, seed: int = 6) -> Problem:
+    """Columns of many levels, most of them seen a few times; two hidden traits of every level."""
+    generator, total = np.random.default_rng(seed), count + TESTED
+    chance = 1 / np.arange(1, levels + 1) ** 0.7
+    x = generator.choice(levels, (total, columns), p=chance / chance.sum())
+    traits = generator.standard_normal((levels, 2))[x]
+    logits = np.stack([traits[..., 0].sum(1), traits[..., 1].sum(1), traits.prod(-1).sum(1)], 1)
+    y = (0.8 * logits + generator.gumbel(size=logits.shape)).argmax(1)
+    return _parted(x, y, count, lambda: Embedded(columns, levels, 3))
+
+
+class Characters(nn.Module):
+    """A small transformer that names the next character."""
+
+    def __init__(self, letters: int, length: int, width: int = 64, layers: int = 2) -> None:
+        super().__init__()
+        self.letters = nn.Embedding(letters, width)
+        self.place = nn.Parameter(0.02 * torch.randn(length, width))
+        layer = nn.TransformerEncoderLayer(
+            width, 4, 2 * width, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, letters)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs of windows of characters."""
+        found: Tensor = self.head(self.layers(self.letters(x.long()) + self.place)[:, -1])
+        return found
+
+
+def characters(count: int = 20_000, letters: int = 20, length: int = 12, seed: int = 7) -> Problem:
+    """Windows of a text in which the next letter follows from the last one and the one at a
+    distance that the last one names; its entropy is about .8 nat."""
+    generator = np.random.default_rng(seed)
+    total = count + TESTED
+    logits = 1.5 * generator.standard_normal((letters, letters, letters))
+    cumulated = np.exp(logits)
+    cumulated = (cumulated / cumulated.sum(-1, keepdims=True)).cumsum(-1)
+    text = list(generator.integers(0, letters, length))
+    for drawn in generator.random(total + length):
+        last = text[-1]
+        text.append(min(int((cumulated[last, text[-2 - last % 4]] < drawn).sum()), letters - 1))
+    windows = np.lib.stride_tricks.sliding_window_view(np.array(text), length + 1)[:total]
+    windows = windows[generator.permutation(total)]
+    return _parted(windows[:, :-1], windows[:, -1], count, lambda: Characters(letters, length))
+
+
+def many(count: int = 1_000_000, columns: int = 20, seed: int = 8) -> Problem:
+    """A million rows of three classes."""
+    generator = np.random.default_rng(seed)
+    x = generator.standard_normal((count + TESTED, columns)).astype("float32")
+    inner = np.tanh(x @ generator.standard_normal((columns, 30)) / 2)
+    logits = inner @ generator.standard_normal((30, 3))
+    y = (logits + generator.gumbel(size=logits.shape)).argmax(1)
+    return _parted(x, y, count, lambda: models.mlp(columns, 3, (64, 64)))
+
+
+def small_digits() -> Problem:
+    """Images of 8 x 8 and a small convolutional network."""
+    found = data.digits()
+    network = lambda: nn.Sequential(  # noqa: E731
+        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(576, 10),
+    )  # fmt: skip
+    return Problem(found.train_x, found.train_y, found.test_x, found.test_y, network)
+
+
 def _parted(x: Any, y: Any, count: int, network: Callable[[], nn.Module]) -> Problem:
     rows, labels = torch.tensor(x, dtype=torch.float32), torch.tensor(y)
     return Problem(rows[:count], labels[:count], rows[count:], labels[count:], network)
@@ -112,10 +193,17 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     "word counts, 2000-50-4": words,
     "one-hot, 300-50-3": one_hot,
     "skewed, 12-50-2": skewed,
+    "digits, two convolutions": small_digits,
+    "embeddings, 6 columns of 500 levels": embeddings,
+    "characters, transformer 2 x 64": characters,
+    "a million rows, 20-64-64-3": many,
     "MNIST, 784-400-400-10": lambda: _images("mnist", lambda: models.mlp(784, 10, (400, 400))),
     "MNIST, two convolutions": lambda: _images("mnist", convolutions),
     "Fashion-MNIST, 784-400-400-10": lambda: _images(
         "fashion-mnist", lambda: models.mlp(784, 10, (400, 400))
+    ),
+    "MNIST, 784-2000-2000-2000-10": lambda: _images(
+        "mnist", lambda: models.mlp(784, 10, (2000, 2000, 2000))
     ),
 }
 

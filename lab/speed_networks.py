@@ -27,7 +27,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -219,7 +219,10 @@ def recorded_ours(metric: str) -> Callable[..., Advance]:
 
 
 def langevin(
-    metric: str, chains: int, autocast: torch.dtype | None = None
+    metric: str,
+    chains: int,
+    autocast: torch.dtype | None = None,
+    compile: bool | Literal["auto"] = "auto",
 ) -> Callable[..., Advance]:
     """``Langevin``, as ``sample`` runs it."""
 
@@ -227,7 +230,7 @@ def langevin(
         sampler = Langevin(
             problem.network(), likelihoods.Categorical(), prior=priors.Gaussian(0.1),
             preconditioner=METRICS[metric](), step_size=LR, chains=chains, device=device,
-            autocast=autocast,
+            autocast=autocast, compile=compile,
         )  # fmt: skip
         engine, state = sampler.prepare(data, steps=STEPS, batch_size=problem.batch)
         done = 0
@@ -267,6 +270,7 @@ def contenders(device: torch.device, parts: list[str], metrics: list[str]) -> li
             if device.type == "cuda":
                 bfloat16 = langevin("QDOP", 1, torch.bfloat16)
                 rows.append(Row("Langevin QDOP, 1, bfloat16", 1, bfloat16))
+            rows.append(Row("Langevin QDOP, 1, eager", 1, langevin("QDOP", 1, compile=False)))
         elif metric == "RMSProp":
             rows.append(Row(f"Langevin {metric}, 4", 4, langevin(metric, 4)))
     if device.type == "cuda":
@@ -320,7 +324,8 @@ class Measured:
 
     def profile(self) -> dict[str, Any]:
         """Of a step of all chains: milliseconds until the host has launched it, milliseconds of
-        kernels, and the longest of them."""
+        kernels, the longest of them, and what operations of which shapes they are for (where the
+        step is no graph)."""
         wait(self.device)
         started = time.perf_counter()
         self.advance(5)
@@ -329,19 +334,28 @@ class Measured:
         kinds = [torch.profiler.ProfilerActivity.CPU]
         on_gpu = self.device.type == "cuda"
         if on_gpu:
-            kinds = [torch.profiler.ProfilerActivity.CUDA]
-        with torch.profiler.profile(activities=kinds) as found:
+            kinds.append(torch.profiler.ProfilerActivity.CUDA)
+        with torch.profiler.profile(activities=kinds, record_shapes=True) as found:
             self.advance(2)
             wait(self.device)
         key = "self_device_time_total" if on_gpu else "self_cpu_time_total"
-        events = sorted(found.key_averages(), key=lambda e: -getattr(e, key))
+        operations = [e for e in found.key_averages(True) if e.device_type.name == "CPU"]
+        operations.sort(key=lambda e: -getattr(e, key))
+        events = found.key_averages()
+        events = [e for e in events if e.device_type.name == ("CUDA" if on_gpu else "CPU")]
+        events.sort(key=lambda e: -getattr(e, key))
         total = sum(getattr(e, key) for e in events)
-        longest = [[e.key[:70], e.count / 2, getattr(e, key) / 2e3] for e in events[:14]]
+        longest = [[e.key[:110], e.count / 2, getattr(e, key) / 2e3] for e in events[:30]]
+        by_shape = [
+            [e.key, str(e.input_shapes)[:90], e.count / 2, getattr(e, key) / 2e3]
+            for e in operations[:60]
+        ]
         return {
             "host_ms": 1e3 * host,
             "kernels_ms": total / 2e3,
             "launches": sum(e.count for e in events) / 2,
             "longest": longest,
+            "operations": by_shape,
         }
 
 

@@ -7,7 +7,8 @@ the sums of their squares are kept in units of L and brought to scale at the ste
 
     second = (1/n) sum_k (n dL/dw_k)^2      or      (1/n) sum_k (dL/dw_k)^2
 
-Micro-batches of any sizes therefore add up to what the whole minibatch would have given.
+Micro-batches of any sizes therefore add up to what the whole minibatch would have given. Of a step
+with one pass the scale is known before anything is squared, and nothing is left to be brought there.
 """
 
 from __future__ import annotations
@@ -123,6 +124,7 @@ class Fisher:
         self._sums: Moments | None = None  # of the statistics that are means, by field ...
         self._unit = torch.ones(())  # ... where gradients are multiplied by this, see ``_add`` ...
         self._weight = 1.0  # ... and all divided by this
+        self._means = False  # whether they are the means that are asked for
         self._samples: list[Params] = []
         self.passes = 0  # forward passes that labels were drawn for
         if hasattr(self, "capture"):
@@ -197,18 +199,19 @@ class Fisher:
 
     # After backward passes ------------------------------------------------------------------------
 
-    def gather(self) -> None:
-        """Adds the statistics of all passes that a gradient has reached."""
-        for one in self.capture.touched:
-            if one.counted:
-                continue
+    def gather(self, loss_scale: float | None = None) -> None:
+        """Adds the statistics of all passes that a gradient has reached; ``loss_scale``: what their
+        losses have been multiplied by, where no other pass belongs to the step."""
+        new = [one for one in self.capture.touched if not one.counted]
+        alone = len(new) == 1 and not self.samples and self.group is None and self._checked
+        for one in new:
             with torch.no_grad():
-                self._add(one)
+                self._add(one, loss_scale if alone else None)
             one.counted = True
             one.calls.clear()
         self.capture.touched = []
 
-    def _add(self, one: Pass) -> None:
+    def _add(self, one: Pass, loss_scale: float | None) -> None:
         self.samples += one.arguments.size
         if not self.requests or not self.due():
             return
@@ -217,8 +220,11 @@ class Fisher:
         assert one.root is not None
         if self._sums is not None:  # which may lie where the next ones will be written
             self._sums = pytree.tree_map(torch.clone, self._sums)
-        size = float(one.arguments.size) if self.reduction == "mean" else 1.0
-        scale = size * self._to_order_one(self._of_outputs(one.root))
+        if loss_scale is None:
+            size = float(one.arguments.size) if self.reduction == "mean" else 1.0
+            scale = size * self._to_order_one(self._of_outputs(one.root))
+        else:
+            scale = self._like().new_full((), self._to_scale(loss_scale))
         with (
             torch.autocast(one.arguments.every_row.device.type, enabled=False),
             self.network_copy.called_with(one.arguments),
@@ -238,6 +244,7 @@ class Fisher:
         rows_here = float(len(rows))
         if self._sums is None:
             self._sums, self._unit, self._weight = moments, scale, rows_here
+            self._means = loss_scale is not None
             return
         unit = torch.minimum(scale, self._unit)
         before = _scaled(self._sums, self._weight, (unit / self._unit).square())
@@ -375,21 +382,24 @@ class Fisher:
                 "optimizer.zero_grad() before backward(), not after"
             )
 
+    def _to_scale(self, loss_scale: float) -> float:
+        """What brings output gradients to those of a sample's own loss."""
+        unit = self.samples if self.reduction == "mean" else 1.0
+        return unit / (1.0 if self.targets == "model" else loss_scale)
+
     def moments(self, loss_scale: float, everywhere: float) -> Moments:
         """Means over the samples since the last step.
 
         ``everywhere`` counts them on all ranks whose sums are in these sums."""
         if not self.requests:
             return {}
-        if self.targets == "model":
-            loss_scale = 1.0
-        unit = (self.samples if self.reduction == "mean" else 1.0) / loss_scale
+        unit = self._to_scale(loss_scale)
         if self._samples:
             names = self._samples[0]
             joined = {k: torch.cat([s[k] for s in self._samples]) * unit for k in names}
             return {"samples": joined}
-        if self._sums is None:
-            return {}
+        if self._sums is None or self._means:
+            return self._sums or {}
         square = (unit / self._unit).square()
         if self.group is None:
             return _scaled(self._sums, self._weight / everywhere, square)

@@ -521,7 +521,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         if scale is None:
             return Local({}, skip=True)
         self._fisher.check_strays()
-        self._fisher.gather()
+        self._fisher.gather(scale.statistics if scale.known else None)
         gradient = local_gradient(self.sampled())
         self._fisher.check_seen()
         broken = self._not_finite(gradient)

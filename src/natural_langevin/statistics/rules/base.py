@@ -121,18 +121,14 @@ class Outer(SampleGradient):
         return [slice(n, min(n + chunk, samples)) for n in range(0, samples, chunk)]
 
     def expanded(self, numbers: int, *, row: bool) -> tuple[Tensor, Tensor | None]:
-        """With [a^2, a] side by side both are one matrix product."""
-        total: Tensor | None = None
+        totals: tuple[Tensor, ...] = ()
         for part in self.chunks(numbers):
-            a, delta = self.rows(part)
-            moments = torch.cat([a.square(), a], dim=-1) if row else a.square()
-            product = _by_features(delta.square()).mT @ _by_features(moments)
-            total = product if total is None else total + product
-        assert total is not None
-        if not row:
-            return total.reshape(self.shape), None
-        squares, cross = total.split(total.shape[-1] // 2, dim=-1)
-        return squares.reshape(self.shape), cross.reshape(self.shape)
+            a, delta = (_by_features(value) for value in self.rows(part))
+            squares = delta.square().mT
+            found = (squares @ a.square(), squares @ a) if row else (squares @ a.square(),)
+            totals = tuple(map(torch.add, totals, found)) if totals else found
+        second, *cross = (total.reshape(self.shape) for total in totals)
+        return second, cross[0] if row else None
 
     def folded(self, repeat: int) -> Outer:
         return replace(self, repeat=repeat)

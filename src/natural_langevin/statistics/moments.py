@@ -162,7 +162,7 @@ def _reduced(group: Group, found: Params, basis: Basis) -> Moments:
         result["second"] = {k: _square_sum(found[k]) for k in group.names}
     if "cross" in group.requests:
         bias = found[group.name]
-        row = {w: (per_unit(bias, found[w]) * found[w]).sum(0) for w in group.weights}
+        row = {w: _sum(per_unit(bias, found[w]) * found[w]) for w in group.weights}
         result["cross"] = {group.name: row}
     if group.requests & {"unit_blocks", "kronecker", "rotated"}:
         rows = unit_rows(group, found)
@@ -184,8 +184,17 @@ def _square_sum(values: Tensor) -> Tensor:
     """The sum of squares over samples. On a GPU in one pass over memory, where squares of their
     own would make three; a CPU's norm is slow."""
     if values.is_cuda and not torch.compiler.is_compiling():
-        return torch.linalg.vector_norm(values, dim=0).square()
-    return values.square().sum(0)
+        return _sum(values, lambda v: torch.linalg.vector_norm(v, dim=0).square())
+    return _sum(values.square())
+
+
+def _sum(values: Tensor, over: Callable[[Tensor], Tensor] = lambda v: v.sum(0)) -> Tensor:
+    """The sum over samples, in the order in which they lie in memory: any other is slower."""
+    order = sorted(range(values.ndim), key=lambda axis: (axis > 0, -values.stride(axis)))
+    if order == [*range(values.ndim)]:
+        return over(values)
+    back = [order.index(axis) - 1 for axis in range(1, values.ndim)]
+    return over(values.permute(order)).permute(back)
 
 
 def _mean(total: Tensor, divisor: int) -> Tensor:

@@ -97,7 +97,8 @@ class Outer(SampleGradient):
 
     def dense(self, part: slice) -> Tensor:
         a, delta = self.rows(part)
-        return (delta.mT @ a).reshape(-1, *self.shape)
+        product = delta.mT @ a if self.unfold is None else (a.mT @ delta).mT  # as memory lies
+        return product.reshape(-1, *self.shape)
 
     def work(self) -> int:
         return math.prod(self.shape) + (0 if self.unfold is None else self._unfolded())

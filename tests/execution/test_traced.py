@@ -67,8 +67,8 @@ def test_a_trace_that_differs_does_not_serve(monkeypatch: pytest.MonkeyPatch) ->
     def wrong(graph: Any) -> None:
         own(graph)
         for node in graph.graph.nodes:
-            if node.target is torch.ops.aten.tanh.default:
-                node.target = torch.ops.aten.relu.default
+            if getattr(node.target, "__name__", "") == "tanh":
+                node.target = torch.relu
         graph.recompile()
 
     monkeypatch.setattr(traced, "_shorten", wrong)

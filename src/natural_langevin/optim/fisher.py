@@ -7,8 +7,8 @@ the sums of their squares are kept in units of L and brought to scale at the ste
 
     second = (1/n) sum_k (n dL/dw_k)^2      or      (1/n) sum_k (dL/dw_k)^2
 
-Micro-batches of any sizes therefore add up to what the whole minibatch would have given. Of a step
-with one pass the scale is known before anything is squared, and nothing is left to be brought there.
+Micro-batches of any sizes therefore add up to what the whole minibatch would have given. In a step
+of one pass the scale is known before anything is squared.
 """
 
 from __future__ import annotations

@@ -190,7 +190,8 @@ def _square_sum(values: Tensor) -> Tensor:
 
 def _sum(values: Tensor, over: Callable[[Tensor], Tensor] = lambda v: v.sum(0)) -> Tensor:
     """The sum over samples, in the order in which they lie in memory: any other is slower."""
-    order = sorted(range(values.ndim), key=lambda axis: (axis > 0, -values.stride(axis)))
+    strides = values.stride()
+    order = sorted(range(values.ndim), key=lambda axis: (axis > 0, -strides[axis]))
     if order == [*range(values.ndim)]:
         return over(values)
     back = [order.index(axis) - 1 for axis in range(1, values.ndim)]

@@ -50,9 +50,10 @@ class KernelStep:
         """None where no kernel computes this step. ``dynamics``: of the parameters by name, whose
         draws begin at ``drawn``."""
         kind = KINDS.get(type(dynamics.preconditioner))
-        known = kind is not None and "linear" in kernels_of(dynamics.integrator)
+        if kind is None or "linear" not in kernels_of(dynamics.integrator):
+            return None
         alike = all(p.dtype == torch.float32 and p.ndim and p.numel() for p in params.values())
-        if not known or not alike or any(not p.is_contiguous() for p in params.values()):
+        if not alike or any(not p.is_contiguous() for p in params.values()):
             return None
         pairs = _pairs(params, units if kind == "quasi-diagonal" else {})
         backend = None if pairs is None else backend_for(vector.device)

@@ -13,13 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from natural_langevin._internal.chains import number_or_chains
-from natural_langevin.dynamics.base import State
+from natural_langevin.dynamics.base import Info, State
+from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.rates import Kind as StepKind
+from natural_langevin.execution.stepping import StepData
 from natural_langevin.preconditioners import (
     DiagonalFisher,
     Euclidean,
@@ -29,7 +32,7 @@ from natural_langevin.preconditioners import (
 )
 from natural_langevin.priors import Flat, Gaussian, Prior
 from natural_langevin.statistics import DeferredCall, Evaluation
-from natural_langevin.types import Params
+from natural_langevin.types import Batch, Params
 
 Kind = Literal["euclidean", "rmsprop", "diagonal", "quasi-diagonal"]
 
@@ -160,6 +163,44 @@ def chain_column(value: float | Tensor, chains: int, device: torch.device) -> Te
     return torch.as_tensor(value, dtype=torch.float32, device=device).expand(chains)
 
 
+class Begun(NamedTuple):
+    """What a step needs: its minibatch with a chain axis, and what the layer kernels read."""
+
+    batch: Batch
+    numbers: Tensor
+    keys: Tensor
+
+
+class Books(Protocol):
+    """What a step does beside its network, in few launches (see ``triton_step``)."""
+
+    def begin(
+        self, dynamics: LangevinDynamics, data: StepData, state: State, kind: StepKind
+    ) -> Begun:
+        """The batch, ``LayerInputs.numbers`` but for whether chains go on, and the keys."""
+
+    def end(self, state: State, losses: Tensor) -> Info:
+        """Sums the parts of losses, (chain, part), writes which chains go on, and counts."""
+
+    @property
+    def keep(self) -> Tensor:
+        """Which chains go on: (chain,) bool, after ``end``."""
+
+
+class BooksKind(Protocol):
+    """The class of such books."""
+
+    def __call__(self, dynamics: LangevinDynamics, data: StepData, state: State) -> Books:
+        """The books of a run."""
+
+    def serves(self, dynamics: LangevinDynamics, data: StepData, state: State) -> bool:
+        """Whether data and rates lie as the kernels read them."""
+
+
+#: A network's passes: state and batch -> losses (chain, part), and every layer's call.
+Passes = Callable[[State, Batch], tuple[Tensor, dict[str, Any]]]
+
+
 class Backend(NamedTuple):
     """Who forms the products and applies them."""
 
@@ -171,10 +212,12 @@ class Backend(NamedTuple):
     arrange: Callable[[LayerTask, DeferredCall, bool], Any]
     #: Whether ``update_`` knows ``LayerTask.each``.
     takes_each: bool = False
-    #: What a step does beside its network, in few launches (see ``triton_step``); None: by tensors.
-    bookkeeping: Any = None
+    #: What a step does beside its network; None: by tensors.
+    bookkeeping: BooksKind | None = None
     #: Compiles what a run needs, before it does; None: nothing is to be compiled.
-    build: Any = None
+    build: Callable[..., None] | None = None
     #: A network's passes in few launches (see ``triton_perceptron``), or None for this one; None:
     #: by torch's operations.
-    network: Any = None
+    network: (
+        Callable[[LangevinDynamics, StepData, State, list[LayerTask]], Passes | None] | None
+    ) = None

@@ -31,12 +31,15 @@ from natural_langevin.dynamics.rates import Kind, Rates
 from natural_langevin.execution.kernels.layer import (
     KINDS,
     Backend,
+    Books,
     LayerInputs,
     LayerTask,
+    Passes,
     chain_column,
     parameter_names,
     prior_numbers,
 )
+from natural_langevin.execution.kernels.layer import Kind as LayerKind
 from natural_langevin.execution.stepping import StepData, overwrite
 from natural_langevin.preconditioners import Damping
 from natural_langevin.statistics import Evaluation
@@ -61,8 +64,9 @@ class FusedStep:
         self._apart = {name for task in tasks for name in task.parameters}
         self._evaluate_of: dict[Kind, Any] = {}
         self._streams: list[torch.cuda.Stream] = []
-        self._books: Any = None  # a ``Bookkeeping``; False: it does not serve
-        self._network: Any = None  # both passes by kernels; None: by torch's operations
+        self._looked_up = False  # whether the next two have been looked for
+        self._books: Books | None = None
+        self._network: Passes | None = None  # both passes by kernels; None: by torch's operations
 
     def __call__(
         self, dynamics: Dynamics, data: StepData, state: State, batch: Batch | None, kind: Kind
@@ -71,11 +75,11 @@ class FusedStep:
             self._evaluate_of[kind] = self._compile(self.evaluate_)
         assert isinstance(dynamics, LangevinDynamics)
         self._open_books(dynamics, data, state)
-        if self._books:
-            info, calls, numbers, keys = self._few_launches(dynamics, data, state, kind)
+        if self._books is not None:
+            found = self._few_launches(self._books, dynamics, data, state, kind)
         else:
             found = self._evaluate_of[kind](dynamics, data, state, batch, kind)
-            info, calls, numbers, keys = found
+        info, calls, numbers, keys = found
         inputs = LayerInputs(numbers, keys, kind.adapts, dynamics.fresh(kind))
         with self._side_by_side(state.step.device) as own:
             for task in self.tasks:
@@ -138,17 +142,17 @@ class FusedStep:
         assert isinstance(dynamics, LangevinDynamics)
         self._open_books(dynamics, data, state)
         if self.backend.build is not None:
-            books = self._books or None
-            self.backend.build(self.tasks, books, self._network, dynamics, data, state, kinds)
+            self.backend.build(self.tasks, self._books, self._network, dynamics, data, state, kinds)
 
     def _open_books(self, dynamics: LangevinDynamics, data: StepData, state: State) -> None:
         """Where kernels move every parameter, they can do the rest of a step as well."""
-        books = self.backend.bookkeeping
-        if self._books is None and books is not None:
-            whole = set(state.params) == self._apart and not self._compiles
-            serves = whole and books.serves(dynamics, data, state)
-            self._books = serves and books(dynamics, data, state)
-            if serves and self.backend.network is not None:
+        books, whole = self.backend.bookkeeping, set(state.params) == self._apart
+        if self._looked_up or books is None or not whole or self._compiles:
+            return
+        self._looked_up = True
+        if books.serves(dynamics, data, state):
+            self._books = books(dynamics, data, state)
+            if self.backend.network is not None:
                 self._network = self.backend.network(dynamics, data, state, self.tasks)
 
     def without_network(self) -> bool:
@@ -157,10 +161,9 @@ class FusedStep:
         return had
 
     def _few_launches(
-        self, dynamics: LangevinDynamics, data: StepData, state: State, kind: Kind
+        self, books: Books, dynamics: LangevinDynamics, data: StepData, state: State, kind: Kind
     ) -> tuple[Info, dict[str, Any], Tensor, Tensor]:
         """``evaluate_`` where there is no rest but what the likelihood learns."""
-        books = self._books
         batch, numbers, keys = books.begin(dynamics, data, state, kind)
         if self._network is not None:
             losses, calls = self._network(state, batch)
@@ -267,7 +270,7 @@ def layer_task(
     dynamics: LangevinDynamics,
     name: str,
     names: tuple[str, ...],
-    kind: Any,
+    kind: LayerKind,
     trainable: dict[str, Tensor],
     damping: Damping,
     *,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 from contextlib import suppress
-from typing import NamedTuple
 
 import torch
 import triton
@@ -23,12 +22,11 @@ from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics.base import Info, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import Kind
-from natural_langevin.execution.kernels.layer import Given, LayerInputs, LayerTask
+from natural_langevin.execution.kernels.layer import Begun, Given, LayerInputs, LayerTask
 from natural_langevin.execution.kernels.triton_linear import update_
 from natural_langevin.execution.kernels.triton_perceptron import Perceptron
 from natural_langevin.execution.stepping import StepData
 from natural_langevin.statistics import DeferredCall
-from natural_langevin.types import Batch
 
 
 @triton.jit
@@ -90,14 +88,6 @@ def _end_kernel(
     tl.store(stopped + chain, (after >= 0).to(tl.int8), mask=inside)
     tl.store(numbers + chain * 7 + 5, keep.to(tl.float32), mask=inside)
     tl.store(step, t + 1)
-
-
-class Begun(NamedTuple):
-    """What a step needs: its minibatch with a chain axis, and what the layer kernels read."""
-
-    batch: Batch
-    numbers: Tensor
-    keys: Tensor
 
 
 class Bookkeeping:

@@ -42,7 +42,7 @@ class Batches(DataLoader[tuple[Tensor, ...]]):
             yield [t[rows] for t in data.tensors]
 
 
-def theirs(of: LinearNetwork, lr: float, steps: int) -> dict[str, float]:
+def theirs(of: LinearNetwork, lr: float, steps: int) -> dict[str, Any]:
     """Its estimate at a step size, and the seconds that it took."""
     from devinterp.optim import SGLD
     from devinterp.slt.sampler import estimate_learning_coeff_with_summary
@@ -57,12 +57,15 @@ def theirs(of: LinearNetwork, lr: float, steps: int) -> dict[str, float]:
         start = float(loss(model, (x, y))[0])
     loader = Batches(TensorDataset(x, y), batch_size=BATCH, shuffle=True)
     began = time.process_time()
-    found = estimate_learning_coeff_with_summary(
-        model, loader, evaluate=loss,
-        sampling_method=SGLD, num_chains=4, num_draws=steps // 2, num_burnin_steps=steps // 2,
-        optimizer_kwargs={"lr": lr, "localization": GAMMA, "nbeta": len(x) / math.log(len(x))},
-        init_loss=start, seed=0, verbose=False,
-    )  # fmt: skip
+    try:
+        found = estimate_learning_coeff_with_summary(
+            model, loader, evaluate=loss,
+            sampling_method=SGLD, num_chains=4, num_draws=steps // 2, num_burnin_steps=steps // 2,
+            optimizer_kwargs={"lr": lr, "localization": GAMMA, "nbeta": len(x) / math.log(len(x))},
+            init_loss=start, seed=0, verbose=False,
+        )  # fmt: skip
+    except RuntimeError as error:  # its steps are too large
+        return {"lr": lr, "failed": str(error), "seconds": time.process_time() - began}
     return {
         "lr": lr, "value": float(found["llc/mean"]), "spread": float(found["llc/std"]),
         "seconds": time.process_time() - began,

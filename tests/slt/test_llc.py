@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import math
 from typing import NamedTuple
 
@@ -216,3 +217,33 @@ def test_what_epochs_leave_of_the_noise_of_minibatches() -> None:
         at = int(omega / (2 * math.pi) * len(series))
         band = power[at - 300 : at + 300]  # 600 values: an error of 4 %
         assert float(band.mean()) == pytest.approx(share_of_epochs(omega, m), rel=0.16)
+
+
+def test_a_second_run_measures_what_minibatches_have_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    """lambda of a linear regression with 120 weights, by minibatches of 40 rows: tr(S H) / 2."""
+    module = importlib.import_module("natural_langevin.slt.llc")  # slt.llc itself is the function
+    monkeypatch.setattr(module, "HOT", 0.001)
+    g, n, beta, variance = torch.Generator().manual_seed(0), 1000, 0.3, 0.5
+    x = torch.randn(n, 11, generator=g)
+    y = x @ torch.randn(11, 10, generator=g) + torch.randn(n, 10, generator=g)
+    phi = torch.cat([x, torch.ones(n, 1)], 1).double()
+    best, model = torch.linalg.lstsq(phi, y.double()).solution, nn.Linear(11, 10)
+    with torch.no_grad():
+        model.weight.copy_(best[:11].T)
+        model.bias.copy_(best[11])
+    h = beta * phi.T @ phi
+    exact = 10 * float(torch.trace(h @ torch.linalg.inv(h + torch.eye(12) / variance))) / 2
+    found = slt.llc(
+        model, LIKELIHOOD, (x, y), prior=priors.around(model, variance=variance), power=beta,
+        batch_size=40, steps=4000, seed=1,
+    )  # fmt: skip
+    plan = found.posterior.plan
+    print(found, exact, plan)
+    assert plan is not None
+    assert plan.friction == pytest.approx(0.4)
+    assert abs(found.value - exact) < 4 * found.error
+    assert found.error < 0.05 * exact
+    assert abs(found.minibatch_bias) < 0.05 * exact
+    timed = slt.llc(model, LIKELIHOOD, (x, y), batch_size=40, seconds=0.3, seed=1)
+    assert timed.posterior.plan is not None
+    assert timed.posterior.plan.friction == pytest.approx(0.1)  # the seconds are spent

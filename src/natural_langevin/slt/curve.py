@@ -13,8 +13,18 @@ from natural_langevin._internal.figures import new_figure
 from natural_langevin._internal.given_weights import Weights, weights_of
 from natural_langevin._internal.html import shown
 from natural_langevin.likelihoods import Likelihood
+from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.slt.estimate import LearningCoefficient
-from natural_langevin.slt.llc import DRAWS, Baseline, Draws, at_baseline, check, run, summarised
+from natural_langevin.slt.llc import (
+    DRAWS,
+    Baseline,
+    Draws,
+    at_baseline,
+    check,
+    run,
+    summarised,
+    with_more_friction,
+)
 
 
 @dataclass(frozen=True)
@@ -104,18 +114,30 @@ def llc_curve(
     # The step size is chosen by the first two chains.
     order = [len(own) - 1, *range(len(own) - 1)]
     weights: list[Weights] = [own[k] for _ in range(chains) for k in order]
-    sampler, posterior = run(
+    first = run(
         model, likelihood, data, weights=weights, gamma=gamma, prior=None, power=power,
         chains=len(weights), steps=steps, seconds=seconds, batch_size=batch_size, burn_in=burn_in,
         draws=draws, progress=progress, **options,
     )  # fmt: skip
+    sampler, posterior = first.sampler, first.posterior
     base = at_baseline(sampler, weights_of([own[k] for k in order]), data, baseline, posterior)
     base = base.repeat(chains)
-    found, healthy = Draws.of(sampler, posterior, data), set(posterior.healthy)
-    estimates = []
-    for k in range(len(own)):
-        rows = [c for c in range(order.index(k), len(weights), len(own)) if c in healthy]
-        estimates.append(summarised(sampler, posterior, data, rows, base, baseline, draws=found))
+
+    def each(posterior: Posterior, draws: Draws, warmer: Draws | None) -> list[LearningCoefficient]:
+        rows = [range(order.index(k), len(weights), len(own)) for k in range(len(own))]
+        return [
+            summarised(
+                posterior, [c for c in of if c in draws.chains], base, baseline, draws,
+                warmer=warmer,
+            )
+            for of in rows
+        ]  # fmt: skip
+
+    found = Draws.of(sampler, posterior, data)
+    estimates = each(posterior, found, None)
+    cooler = None if seconds else with_more_friction(first, estimates, data, progress)
+    if cooler is not None:
+        estimates = each(cooler, Draws.of(sampler, cooler, data), found)
     return Curve(tuple(named), tuple(estimates))
 
 

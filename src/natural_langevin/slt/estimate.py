@@ -18,8 +18,9 @@ from natural_langevin.posterior.posterior import Posterior
 #: R-hat above which chains have not mixed; parts of the value above which the Monte-Carlo error,
 #: minibatches' heat, and what twice the gamma would change, are worth a word.
 RHAT, NOISY, HOT, LOCAL = 1.1, 0.05, 0.1, 0.1
-#: Of what is taken off for minibatches, the part that counts as uncertain.
-UNSURE = 0.5
+#: Of what is taken off for minibatches, the part that counts as uncertain: where it is computed,
+#: and where a second run has measured it.
+UNSURE, MEASURED = 0.5, 0.25
 #: Weights up to which a Metropolis-adjusted run is a reference worth its time.
 SMALL = 2_000
 
@@ -27,7 +28,8 @@ SMALL = 2_000
 @dataclass(frozen=True)
 class LearningCoefficient:
     """lambda = n beta (E[L_n(w)] - L_n(w*)), ``value`` with its standard ``error``: the Monte-Carlo
-    error over chains and draws, and half of what was taken off for minibatches.
+    error over chains and draws, and half of what was taken off for minibatches, a quarter where
+    a second run has measured that.
 
     ``chains``: the value of every healthy chain. ``trace``: n beta (L_n - L_n(w*)) of every draw,
     (chain, draw), before the correction. ``sensitivity``: d value / d ln gamma. ``losses``: of

@@ -1,15 +1,22 @@
 """The local learning coefficient of one network.
 
 Everything is a run of ``Langevin``: prior around w* (``local``), likelihood power beta = 1 / ln n,
-start at w*, metric and step size by the recipe. E[L_n] is over all data at the kept draws. What is
-left of minibatches' heat is taken off (``epochs``): a fifth of the data is a minibatch, at which
-shuffled epochs leave little of it.
+start at w*, metric and step size by the recipe. E[L_n] is over all data at the kept draws.
+
+Minibatches heat a chain in proportion to 1 / friction, which raises the value by b. A fifth of the
+data is a minibatch: shuffled epochs leave little of it, and that is taken off (``epochs``).
+Where it is not little against the value, how much it is depends on how the loss goes on beyond its
+parabola (.4 to 1.5 of it were seen), and a second run with c times the friction measures it:
+
+    first = lambda + b,   second = lambda + b / c:    b / c = (first - second) / (c - 1).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -25,6 +32,8 @@ from natural_langevin.posterior.arviz import log_prior
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.slt import epochs, losses
 from natural_langevin.slt.estimate import (
+    HOT,
+    MEASURED,
     UNSURE,
     LearningCoefficient,
     mean_and_error,
@@ -39,6 +48,8 @@ Baseline = Literal["model", "minimum"]
 MINIBATCHES, FEWEST_ROWS, MOST_ROWS = 5, 1000, 4096
 #: Draws of a chain at most: each is evaluated on all data.
 DRAWS = 64
+#: The friction of the second run in units of the first's.
+COOLER = 4.0
 #: Steps of the descent that ``baseline="minimum"`` takes, and its step size in the metric.
 DESCENT_STEPS, DESCENT_STEP = 500, 0.05
 
@@ -72,6 +83,7 @@ def llc(
         power: beta; left open, 1 / ln n.
         baseline: L_n(w*) "model", or "minimum", the lowest loss that a descent from w* finds.
         steps, seconds, batch_size, burn_in: as of ``Langevin.sample``; left open, by the recipe.
+            A second run as long is made where minibatches heat too much, without ``seconds``.
         draws: most draws of a chain that are kept, each of which is evaluated on all data.
         keep_losses: keeps the loss of every datum at every draw (``influence`` needs none of it).
         options: those of ``Langevin``, such as ``seed``, ``device``, ``step_size``,
@@ -91,17 +103,20 @@ def llc(
     True
     """
     check(likelihood, model, baseline)
-    sampler, posterior = run(
+    first = run(
         model, likelihood, data, weights=model, gamma=gamma, prior=prior, power=power,
         chains=chains, steps=steps, seconds=seconds, batch_size=batch_size, burn_in=burn_in,
         draws=draws, progress=progress, **options,
     )  # fmt: skip
-    start = weights_of(model)
-    base = at_baseline(sampler, start, data, baseline, posterior)
-    return summarised(
-        sampler, posterior, data, posterior.healthy, base.expand(posterior.chains), baseline,
-        keep_losses=keep_losses,
-    )  # fmt: skip
+    sampler, posterior = first.sampler, first.posterior
+    base = at_baseline(sampler, weights_of(model), data, baseline, posterior)
+    base, draws_of = base.expand(posterior.chains), Draws.of(sampler, posterior, data)
+    found = summarised(posterior, posterior.healthy, base, baseline, draws_of)
+    cooler = None if seconds else with_more_friction(first, [found], data, progress)
+    if cooler is not None:
+        second, posterior = Draws.of(sampler, cooler, data), cooler
+        found = summarised(cooler, cooler.healthy, base, baseline, second, warmer=draws_of)
+    return replace(found, losses=_losses(sampler, posterior, data)) if keep_losses else found
 
 
 def check(likelihood: Likelihood, model: Any, baseline: str) -> None:
@@ -115,6 +130,14 @@ def check(likelihood: Likelihood, model: Any, baseline: str) -> None:
                 f"a learning coefficient needs a likelihood that stays the same, and {likelihood!r}"
                 " learns: give its value, such as likelihoods.Gaussian(sigma=0.3)"
             )
+
+
+class Run(NamedTuple):
+    """A sampler, its posterior, and the same sampler with another start."""
+
+    sampler: Langevin
+    posterior: Posterior
+    starting_at: Callable[[Weights], Langevin]
 
 
 def run(
@@ -134,7 +157,7 @@ def run(
     burn_in: int | None,
     progress: bool | str,
     **options: Any,
-) -> tuple[Langevin, Posterior]:
+) -> Run:
     """A run around ``weights``, of one network or of one per chain."""
     if draws < 1:
         raise ValueError(f"draws must be positive, got {draws!r}")
@@ -142,17 +165,18 @@ def run(
     if power is None:
         power = 1 / math.log(max(count, 3.0))
     around = localised(weights, gamma=gamma) if prior is None else prior
-    sampler = Langevin(
-        model, likelihood, prior=around, likelihood_power=power, init=weights, chains=chains,
+    starting_at = partial(
+        Langevin, model, likelihood, prior=around, likelihood_power=power, chains=chains,
         **{"mean_rate": None} | options,
     )  # fmt: skip
+    sampler = starting_at(init=weights)
     if batch_size is None and not isinstance(data, DataLoader):
         batch_size = usual_batch(int(count))
     posterior = sampler.sample(
         data, steps, seconds=seconds, batch_size=batch_size, burn_in=burn_in, keep=draws,
         progress=progress,
     )  # fmt: skip
-    return sampler, posterior
+    return Run(sampler, posterior, lambda init: starting_at(init=init))
 
 
 def rows_of(data: Any, num_data: float | None) -> float:
@@ -202,48 +226,73 @@ def at_baseline(
     return torch.minimum(own, losses.at_weights(descent, found.last, data))
 
 
-class Draws(NamedTuple):
-    """Of every draw of the healthy chains, (chain, draw): its mean loss, and its ln alpha."""
+def with_more_friction(
+    run: Run, found: Sequence[LearningCoefficient], data: Any, progress: bool | str
+) -> Posterior | None:
+    """Another run from where this one ended, with ``COOLER`` times its friction, where minibatches'
+    heat is not small against the values; None where it is, or the friction is the user's own."""
+    plan, heat = run.posterior.plan, sum(one.minibatch_bias for one in found)
+    if plan is None or plan.friction is None or heat <= HOT * abs(sum(one.value for one in found)):
+        return None
+    plan = replace(plan, friction=COOLER * plan.friction)
+    return run.starting_at(run.posterior.last).sample(data, plan=plan, progress=progress)
 
+
+class Draws(NamedTuple):
+    """The healthy chains, and of every draw of theirs, (chain, draw), mean loss and ln alpha."""
+
+    chains: list[int]
     loss: Tensor
     log_prior: Tensor
+
+    def rows(self, chains: list[int]) -> Tensor:
+        """Where these chains are, as far as they are healthy."""
+        return torch.tensor([self.chains.index(c) for c in chains if c in self.chains])
 
     @classmethod
     def of(cls, sampler: Langevin, posterior: Posterior, data: Any) -> Draws:
         """Those of a posterior, on all data."""
+        healthy = posterior.healthy
         return cls(
-            losses.of_draws(sampler, posterior, data), log_prior(posterior, posterior.healthy)
+            healthy, losses.of_draws(sampler, posterior, data), log_prior(posterior, healthy)
         )
 
 
 def summarised(
-    sampler: Langevin,
     posterior: Posterior,
-    data: Any,
     chains: list[int],
     base: Tensor,
     baseline: Baseline,
+    draws: Draws,
     *,
-    keep_losses: bool = False,
-    draws: Draws | None = None,
+    warmer: Draws | None = None,
 ) -> LearningCoefficient:
-    """The estimate of some healthy ``chains``; ``base``: the loss at w* of all chains; ``draws``:
-    what all healthy chains' draws say, where that is known."""
-    config, healthy = posterior.config, posterior.healthy
+    """The estimate of some healthy ``chains``; ``base``: the loss at w* of all chains; ``draws``,
+    ``warmer``: what all healthy chains' draws say, and those of the run with less friction."""
     if not chains:
         raise ValueError("every chain diverged: give a smaller step_size, or a larger gamma")
-    draws = Draws.of(sampler, posterior, data) if draws is None else draws
-    rows = torch.tensor([healthy.index(c) for c in chains])
+    config, rows = posterior.config, draws.rows(chains)
     count = float(config["num_data"])
     beta = float(likelihood_powers(config, posterior.chains)[chains[0]])
-    trace = count * beta * (draws.loss[rows] - base[torch.tensor(chains)][:, None])
+
+    def trace_of(one: Draws) -> Tensor:
+        kept = one.rows(chains)
+        return count * beta * (one.loss[kept] - base[torch.tensor(one.chains)[kept]][:, None])
+
+    trace = trace_of(draws)
     value, error = mean_and_error(trace)
     weights = sum(p[0].numel() for p in posterior.last.values())
-    hot = _minibatch_bias(config, value, weights)
+    if warmer is None:
+        hot, unsure = _minibatch_bias(config, value, weights), UNSURE
+    else:
+        unsure = MEASURED
+        before, its_error = mean_and_error(trace_of(warmer))
+        hot = (before - value) / (COOLER - 1)
+        error = math.hypot(COOLER * error, its_error) / (COOLER - 1)
     slope, slope_error = slope_and_error(trace, -draws.log_prior[rows])
     return LearningCoefficient(
         value=value - hot,
-        error=math.hypot(error, UNSURE * hot),
+        error=math.hypot(error, unsure * hot),
         chains=trace.mean(1) - hot,
         posterior=posterior,
         trace=trace,
@@ -255,7 +304,6 @@ def summarised(
         minibatch_bias=hot,
         sensitivity=slope,
         sensitivity_error=slope_error,
-        losses=_losses(sampler, posterior, data) if keep_losses else None,
     )
 
 

@@ -67,6 +67,13 @@ def test_probabilities_are_those_of_the_mixture() -> None:
     assert (p.cdf(-y) == 0).all()
 
 
+def test_counts_have_a_probability_of_zero_too() -> None:
+    law = torch.distributions.Poisson(torch.tensor([[[0.5], [2.0]], [[1.0], [4.0]]]).double())
+    p = Predictive(Outcome("count", "poisson"), law, torch.tensor([0.25, 0.75]), flat=True)
+    expected = 0.25 * np.exp([-0.5, -2.0]) + 0.75 * np.exp([-1.0, -4.0])
+    np.testing.assert_allclose(p.zero, expected, rtol=1e-7)
+
+
 def test_quantiles_moments_and_draws_agree() -> None:
     p, outcome, (q, mean, sd) = predicted()
     for level in (0.05, 0.5, 0.95):

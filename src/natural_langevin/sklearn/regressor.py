@@ -25,9 +25,9 @@ class NaturalLangevinRegressor(RegressorMixin, NaturalLangevinEstimator):  # typ
     Held-out rows choose whether the noise has one size or depends on the inputs, and whether a
     skewed positive target is sampled as its logarithm (``noise``, ``log``). Amounts of which a
     tenth is exactly 0 are also tried in two parts, whether there is one and how much
-    (``noise="hurdle"``; ``predict_dist(X).zero`` is then the probability of 0). ``task="count"``:
-    targets 0, 1, 2, ... with Poisson or overdispersed noise; "auto" is that where targets look like
-    counts (``tabular.target.are_counts``), and "regression" otherwise.
+    (``noise="hurdle"``; ``predict_dist(X).zero``, as of counts, is the probability of 0).
+    ``task="count"``: targets 0, 1, 2, ... with Poisson or overdispersed noise; "auto" is that where
+    targets look like counts (``tabular.target.are_counts``), and "regression" otherwise.
 
     >>> from sklearn.datasets import load_diabetes
     >>> X, y = load_diabetes(return_X_y=True)

@@ -29,7 +29,7 @@ def columns(run: Run, interval: float = INTERVAL, *, zero: bool = False) -> list
 
     Classes: the most probable one, every class's probability, and entropies in nats. Numbers: mean,
     median and standard deviation, the ends of a central interval, and the deviation from the two
-    sources; of amounts in two parts (``zero``) also the probability of 0.
+    sources; of counts and of amounts in two parts (``zero``) also the probability of 0.
     The last says what was odd about a row; one that cannot be predicted has nothing else.
     """
     if run.target.classes:
@@ -74,7 +74,7 @@ def write_predictions(
                 f"{did_you_mean(name, tuple(source.names))}"
             )
     writer, shown = csv.writer(out, lineterminator="\n"), str if formulas else escaped
-    header = columns(run, interval, zero=learned.outcome.two_parts)
+    header = columns(run, interval, zero=learned.outcome.two_parts or learned.outcome.task == "count")
     writer.writerow(map(shown, [*keep, *header]))
     count = noted = unpredicted = 0
     for chunk in source.chunks(CHUNK):

@@ -102,10 +102,10 @@ class Predictive:
 
     @property
     def zero(self) -> Array | None:
-        """P(y = 0), where that was learned as a part of its own; None elsewhere."""
-        if not isinstance(self._law, ZeroOrLogNormal):
+        """P(y = 0) of counts, and of amounts in two parts; None elsewhere."""
+        if isinstance(self._law, Normal | Bernoulli):
             return None
-        return self._shaped(self._average(1 - self._law.probs))
+        return self._shaped(self._average(self._law.log_prob(torch.zeros(())).exp()))
 
     @property
     def mean(self) -> Array:

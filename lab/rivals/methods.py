@@ -78,12 +78,15 @@ def trained(
 ) -> tuple[Stack, Tensor]:
     """Every network's weights where its held-out NLL was lowest, and that NLL."""
     x, y = problem.held_out
-    step = many.stepper(adamw(many), batch)
+    step = many.started(lambda: adamw(many), batch)
     best, kept = torch.full((many.count,), math.inf, device=x.device), many.copy()
-    every = 4 * clock.steps
-    while clock.spent() < share * clock.seconds:
-        for _ in range(every):
+    until, looks = share * clock.seconds, 0
+    while (spent := clock.spent()) < until or not looks:
+        for _ in range(clock.steps):
             step()
+        looks += 1
+        if looks % 4 and clock.spent() + (clock.spent() - spent) < until:
+            continue
         now = nll(many.predict(many.weights, x), y)
         better = now < best
         best = torch.where(better, now, best)
@@ -271,7 +274,7 @@ def multiswag(problem: Problem, seconds: float, seed: int) -> Predictor:
         v.copy_(start[k])
     step, draws = many.stepper(adamw(many, RATE / 2), BATCH), list[Stack]()
     every = 2 * clock.steps
-    while clock.spent() < 0.95 * seconds:
+    while clock.spent() < 0.95 * seconds or not draws:
         for _ in range(every):
             step()
         draws.append(many.copy())

@@ -1,200 +1,288 @@
-"""The comparison with what others would use: ``python -m lab.tables.compare``.
+"""The comparison with what others would use: ``python -m lab.tables.compare FOLDER``.
 
-Five data sets that scikit-learn ships, several random splits into training and test data. Ours is
-``NaturalLangevinClassifier()`` / ``NaturalLangevinRegressor()`` with the defaults; the others are
-in ``rivals``. Nothing sees the test part before it is scored. Results are written fit by fit, and
-fits that the file holds already are not run again.
+Ours is ``NaturalLangevinClassifier()`` / ``NaturalLangevinRegressor()`` with the defaults, given
+the frame as it is; the rivals (``rivals``, ``networks``) are tuned. Every fit is written to
+``--parts`` with the scores of its test rows, so that methods are compared row by row; fits that are
+there are not run again. ``--out`` has the summary.
+
+NLL is -ln p(y) of a test row: of a density where targets are numbers, of a probability where they
+are counts or classes, and at zero where a tenth of the amounts is zero. Calibration error: of
+classes the mean gap of confidence and accuracy in 15 bins, of numbers the mean gap between the
+levels of central intervals and how many rows they hold (within a jump of the distribution function
+the level is drawn). Differences are of the same rows; their errors are the standard errors over the
+rows of all splits.
 """
 
-# ruff: noqa: N803 (scikit-learn calls its inputs X)
 from __future__ import annotations
 
 import argparse
 import json
 import logging
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import sklearn
 import torch
-from sklearn import datasets
-from sklearn.model_selection import train_test_split
 
-from lab.results import join_parts
-from lab.tables.rivals import (
-    FOLDS,
-    GRID,
-    MOST_EPOCHS,
-    RIVALS,
-    TREES,
-    is_installed,
-    run_rival,
-)
-from lab.tables.table import markdown, with_table
+from lab.jobs import side_by_side
+from lab.tables.laws import Array
+from lab.tables.public import TABLES, read, split
+from lab.tables.rivals import RIVALS, is_installed, run_rival
 from natural_langevin import metrics
-from natural_langevin._internal.atomic import write_output
 from natural_langevin.experiments.origin import origin
 from natural_langevin.sklearn import NaturalLangevinClassifier, NaturalLangevinRegressor
-from natural_langevin.sklearn.frames import Array
-from natural_langevin.tabular import weighing
-from natural_langevin.tabular.predictive import Predictive
-from natural_langevin.tabular.settings import Settings
 
 log = logging.getLogger("natural_langevin")
 
-DATASETS = ("iris", "wine", "breast_cancer", "diabetes", "digits")
-SPLITS, TEST_PART = 20, 0.3
-#: Levels of the central intervals whose coverage is the calibration of a regression.
+OURS = "ours"
+METHODS = (OURS, *RIVALS)
+SPLITS = 3
+#: Levels of the central intervals whose coverage is the calibration of numbers.
 LEVELS = tuple(round(0.05 * k, 2) for k in range(1, 20))
-METHODS = ("ours", *RIVALS)
-#: scikit-learn's Gaussian process takes minutes for a split of the digits.
-LEFT_OUT = {("digits", "process")}
 
-Scored = dict[str, Any]
+Scores = dict[str, Array]
 
 
-def load(name: str, split: int) -> tuple[Array, Array, Array, Array]:
-    """X_train, X_test, y_train, y_test of one split; classes in proportion."""
-    X, y = getattr(datasets, f"load_{name}")(return_X_y=True)
-    labels = None if name == "diabetes" else y
-    parts = train_test_split(X, y, test_size=TEST_PART, random_state=split, stratify=labels)
-    return parts[0], parts[1], parts[2], parts[3]
+def class_scores(p: Array, y: Array) -> Scores:
+    """Of every row -ln p, whether the likeliest class is wrong, and how sure of it one was."""
+    rows = np.arange(len(y))
+    with np.errstate(divide="ignore"):
+        nll = -np.log(p[rows, y])
+    return {"nll": nll, "off": (p.argmax(1) != y).astype(float), "confidence": p.max(1)}
 
 
-def ours(name: str, X: Array, y: Array, split: int) -> Any:
-    """Our estimator at its defaults, fitted."""
-    kind = NaturalLangevinRegressor if name == "diabetes" else NaturalLangevinClassifier
-    return kind(random_state=split).fit(X, y)
+def number_scores(law: Any, y: Array, *, step: float) -> Scores:
+    """Of every row -ln p, the distance of the mean, and F(y); where F jumps at y, a level between
+    its two values is drawn. ``step``: from a count to the one below."""
+    below = law.cdf(y - step) if step else np.where(y == 0, 0.0, law.cdf(y))
+    level = below + np.random.default_rng(0).uniform(size=len(y)) * (law.cdf(y) - below)
+    return {"nll": -law.log_prob(y), "off": law.mean - y, "level": level}
 
 
-def classification_scores(probabilities: Array, y: Array) -> Scored:
-    """NLL, accuracy and calibration error of probabilities (N, K)."""
-    p, labels = torch.as_tensor(probabilities), torch.as_tensor(y)
-    return {
-        "nll": metrics.nll(p, labels),
-        "accuracy": metrics.accuracy(p, labels),
-        "calibration": metrics.expected_calibration_error(p, labels),
-    }
+def calibration_error(scores: Scores) -> float:
+    """Of all rows given, see above."""
+    if "confidence" in scores:
+        sure = torch.as_tensor(scores["confidence"])
+        right = torch.as_tensor(scores["off"]) == 0
+        # Two classes stand for "the likeliest one" and "any other".
+        p = torch.stack([1 - sure, sure], -1)
+        p = torch.where(sure[:, None] < 0.5, torch.stack([torch.zeros_like(sure), sure], -1), p)
+        return float(metrics.expected_calibration_error(p, right.long()))
+    inside = np.abs(2 * scores["level"] - 1)
+    return float(np.mean([abs((inside <= level).mean() - level) for level in LEVELS]))
 
 
-def regression_scores(predicted: Predictive, y: Array) -> Scored:
-    """Of predictive distributions of one number for every row."""
-    inside = np.abs(2 * predicted.cdf(y) - 1)  # the central level that y lies on
-    gaps = [abs(float((inside <= level).mean()) - level) for level in LEVELS]
-    return {
-        "nll": -float(predicted.log_prob(y).mean()),
-        "rmse": metrics.rmse(torch.as_tensor(predicted.mean), torch.as_tensor(y)),
-        "calibration": float(np.mean(gaps)),
-        "coverage_90": float((inside <= 0.9).mean()),
-    }
-
-
-def run(name: str, method: str, split: int, budget: float) -> Scored:
-    """One fit, scored. ``budget``: CPU seconds that ours took on this split."""
-    X, X_test, y, y_test = load(name, split)
-    numbers, start, chosen = name == "diabetes", time.process_time(), ""
+def fit_and_score(name: str, method: str, number: int, folder: Path) -> tuple[Scores, Any] | None:
+    """One fit, scored on the test rows; None where the method has no law for such a target."""
+    x, y, x_test, y_test = split(name, number, folder)
+    kind = TABLES[name].kind
+    began, started = time.process_time(), time.perf_counter()
+    about: dict[str, Any] = {}
     said: Any
-    if method == "ours":
-        model = ours(name, X, y, split)
-        said = model.predict_dist(X_test) if numbers else model.predict_proba(X_test)
-        chosen = model.reason_
+    if method == OURS:
+        estimator = NaturalLangevinClassifier if kind == "class" else NaturalLangevinRegressor
+        model: Any = estimator(random_state=number, verbose=False).fit(x, y)
+        said = model.predict_proba(x_test) if kind == "class" else model.predict_dist(x_test)
+        about["chosen"] = model.reason_
     else:
-        said = run_rival(method, X, y, X_test, numbers, split, budget)
-    seconds = time.process_time() - start
-    score: Any = regression_scores if numbers else classification_scores
+        said = run_rival(method, x, y, x_test, kind, number)
+        if said is None:
+            return None
+    about |= {
+        "cpu_seconds": time.process_time() - began,
+        "seconds": time.perf_counter() - started,
+    }
+    if kind == "class":
+        return class_scores(said, y_test), about
+    if method == OURS:
+        low, high = said.interval(0.99)
+        about["means_outside"] = int(((said.mean < low) | (said.mean > high)).sum())
+    return number_scores(said, y_test, step=1.0 if kind == "count" else 0.0), about
+
+
+def work(item: tuple[str, str, int], *, folder: Path, parts: Path, until: float) -> str:
+    """One fit into its file."""
+    name, method, number = item
+    if time.time() > until:
+        return f"{name}, {method}, {number}: no time left"
+    try:
+        done = fit_and_score(name, method, number, folder)
+    except Exception as error:  # a row of the table: others go on
+        done = None
+        log.exception("%s", error)
+        (parts / f"{name}.{method}.{number}.error").write_text(repr(error))
+    if done is None:
+        return f"{name}, {method}, {number}: none"
+    scores, about = done
+    np.savez_compressed(parts / f"{name}.{method}.{number}.npz", about=json.dumps(about), **scores)
+    return (
+        f"{name}, {method}, {number}: NLL {scores['nll'].mean():.4f}, "
+        f"off {np.sqrt(np.mean(scores['off'] ** 2)):.4g}, "
+        f"calibration {calibration_error(scores):.3f}, {about['cpu_seconds']:.1f} s"
+    )
+
+
+def read_parts(parts: Path) -> dict[str, dict[str, dict[int, dict[str, Any]]]]:
+    """Scores by table, method and split."""
+    found: dict[str, dict[str, dict[int, dict[str, Any]]]] = {}
+    for path in sorted(parts.glob("*.npz")):
+        name, method, number = path.stem.split(".")
+        with np.load(path) as file:
+            scores = {key: file[key] for key in file.files}
+        found.setdefault(name, {}).setdefault(method, {})[int(number)] = scores
+    return found
+
+
+def paired(ours: Scores, other: Scores, *, classes: bool) -> dict[str, list[float]]:
+    """Ours minus the other with its standard error, of NLL and of RMSE (or the share of wrong
+    answers): RMSE's is (MSE - MSE') / (RMSE + RMSE')."""
+
+    def mean_and_error(rows: Array, size: float = 1.0) -> list[float]:
+        return [float(rows.mean() / size), float(rows.std(ddof=1) / np.sqrt(len(rows)) / size)]
+
+    squares = np.square(ours["off"]) - np.square(other["off"])
+    size = 1.0
+    if not classes:
+        size = sum(float(np.sqrt(np.mean(np.square(s["off"])))) for s in (ours, other))
     return {
-        "dataset": name,
-        "method": method,
-        "split": split,
-        "scores": score(said, y_test),
-        "cpu_seconds": seconds,
-        "chosen": chosen,
+        "nll": mean_and_error(ours["nll"] - other["nll"]),
+        "off": mean_and_error(squares, max(size, 1e-300)),
     }
 
 
-def configuration() -> dict[str, Any]:
-    """All settings that the figures depend on."""
-    defaults = Settings()
-    return {
-        "ours": NaturalLangevinClassifier().get_params(),
-        "cross_validation": {
-            "most_held_out": defaults.held_out,
-            "draws": defaults.draws,
-            "updates": weighing.UPDATES,
-            "least_weight": weighing.LEAST_WEIGHT,
-            "deviation": weighing.DEVIATION,
-        },
-        "mlp": {"grid": GRID, "folds": FOLDS, "max_iter": MOST_EPOCHS},
-        "forest": {"trees": TREES},
-        "test_part": TEST_PART,
-        "levels": LEVELS,
-    }
+def joined(of: dict[int, dict[str, Any]], splits: list[int]) -> Scores:
+    """The rows of several splits, one after the other."""
+    keys = [k for k in of[splits[0]] if k != "about"]
+    return {k: np.concatenate([of[s][k] for s in splits]) for k in keys}
+
+
+def summary(parts: Path) -> list[dict[str, Any]]:
+    """One row per table and method, over the splits that both it and ours have."""
+    rows = []
+    for name, methods in read_parts(parts).items():
+        kind = TABLES[name].kind
+        mine = methods.get(OURS, {})
+        for method in [m for m in METHODS if m in methods]:
+            splits = sorted(set(methods[method]) & set(mine or methods[method]))
+            if not splits:
+                continue
+
+            scores = joined(methods[method], splits)
+            about = [json.loads(str(methods[method][s]["about"])) for s in splits]
+            row: dict[str, Any] = {
+                "table": name,
+                "method": method,
+                "splits": splits,
+                "rows": len(scores["nll"]),
+                "nll": float(scores["nll"].mean()),
+                "off": float(np.sqrt(np.mean(scores["off"] ** 2)))
+                if kind != "class"
+                else float(scores["off"].mean()),
+                "calibration": calibration_error(scores),
+                "cpu_seconds": float(np.mean([a["cpu_seconds"] for a in about])),
+            }
+            if method == OURS:
+                row["chosen"] = [a["chosen"] for a in about]
+                row["means_outside"] = sum(a.get("means_outside", 0) for a in about)
+            elif mine:
+                row["ours_minus_it"] = paired(joined(mine, splits), scores, classes=kind == "class")
+            rows.append(row)
+    return rows
+
+
+def behind(row: dict[str, Any], score: str) -> float:
+    """How many errors ours is behind this rival; negative where it is ahead."""
+    mean, error = row["ours_minus_it"][score]
+    return float(mean / error) if error > 0 else float(np.sign(mean) * np.inf if mean else 0.0)
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """A line per table: ours, and the best rival of either score with the paired difference."""
+    lines = [
+        "| table | ours: NLL | best rival | ours − it | ours: RMSE or wrong | best rival "
+        "| ours − it | calibration | CPU s | rival's |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name in TABLES:
+        mine = [r for r in rows if r["table"] == name and r["method"] == OURS]
+        others = [r for r in rows if r["table"] == name and r["method"] != OURS]
+        if not mine or not others:
+            continue
+        (ours,) = mine
+        cells = []
+        for score in ("nll", "off"):
+            best = min(others, key=lambda r: r[score])
+            mean, error = best["ours_minus_it"][score]
+            text = f"{mean:+.3g} ± {error:.2g}"
+            cells += [
+                f"{ours[score]:.4g}",
+                f"{best['method']} {best[score]:.4g}",
+                f"**{text}**" if behind(best, score) > 2 else text,
+            ]
+        first = min(others, key=lambda r: r["nll"])
+        lines.append(
+            f"| {name} ({TABLES[name].why}) | {' | '.join(cells)} | {ours['calibration']:.3f} "
+            f"| {ours['cpu_seconds']:.1f} | {first['cpu_seconds']:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def counts(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """How often ours is within two errors of the best rival or ahead, and calibrated."""
+    tables = sorted({r["table"] for r in rows if "ours_minus_it" in r})
+    found: dict[str, Any] = {"tables": len(tables)}
+    for score in ("nll", "off"):
+        good = 0
+        for name in tables:
+            others = [r for r in rows if r["table"] == name and r["method"] != OURS]
+            good += behind(min(others, key=lambda r: r[score]), score) <= 2
+        found[score] = good
+    mine = [r for r in rows if r["method"] == OURS]
+    found["calibrated"] = sum(r["calibration"] < 0.05 for r in mine)
+    found["means_outside"] = sum(r["means_outside"] for r in mine)
+    return found
 
 
 def main() -> None:
-    """Runs the methods that are missing in the results, and writes after each."""
+    """Runs the fits that are missing and writes the summary."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("results/tabular.json"))
-    parser.add_argument("--datasets", nargs="+", default=list(DATASETS), choices=list(DATASETS))
-    parser.add_argument("--page", type=Path, help="a page whose table is to be replaced")
-    parser.add_argument("--splits", type=int, default=SPLITS, help="the first so many")
-    parser.add_argument("--split", type=int, nargs="+", help="these alone, counted from 0")
-    parser.add_argument("--merge", type=Path, help="a folder: run nothing, join its files")
+    parser.add_argument("folder", type=Path, help="the CSV files of lab.tables.public")
+    parser.add_argument("--parts", type=Path, default=Path("build/tables"))
+    parser.add_argument("--out", type=Path, help="where the summary is written (JSON)")
+    parser.add_argument("--tables", nargs="+", default=list(TABLES), choices=list(TABLES))
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--splits", type=int, nargs="+", default=list(range(SPLITS)))
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=1e9, help="no fit begins after these")
+    parser.add_argument("--summary", action="store_true", help="run nothing")
     options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    if options.merge is not None:
-        results = merge(options.merge)
-        options.out.write_text(json.dumps(results, indent=1) + "\n")
-    else:
-        results = go_on(options, parser)
-    print(markdown(results))
-    if options.page is not None:
-        text = options.page.read_text(encoding="utf-8")
-        options.page.write_text(with_table(text, results), encoding="utf-8")
-
-
-def merge(folder: Path) -> Scored:
-    """The files of several processes as one, in the order that one process would write."""
-    methods = list(METHODS)
-    return join_parts(
-        folder,
-        same=("config",),
-        place=lambda row: (
-            row["split"], DATASETS.index(row["dataset"]), methods.index(row["method"])
-        ),
-    )  # fmt: skip
-
-
-def go_on(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Scored:
-    """The content of ``--out``, to which every fit is added as soon as it is done."""
-    results: Scored = {"rows": []}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    if options.out.exists():
-        results = json.loads(options.out.read_text())
-        if results["config"] != json.loads(json.dumps(configuration())):
-            parser.error(f"{options.out} holds another configuration: give another --out")
-    done = {(row["dataset"], row["method"], row["split"]): row for row in results["rows"]}
-    methods = [method for method in METHODS if is_installed(method)]
-    for method in set(METHODS) - set(methods):
-        log.info("%s is not installed, and left out", method)
-    wanted = [
-        (name, method, split)
-        for split in options.split or range(options.splits)
-        for name in options.datasets
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    options.parts.mkdir(parents=True, exist_ok=True)
+    methods = [m for m in options.methods if is_installed(m)]
+    items = [
+        (name, method, number)
+        for number in options.splits
         for method in methods
-        if (name, method) not in LEFT_OUT
+        for name in options.tables
+        if not options.summary and not (options.parts / f"{name}.{method}.{number}.npz").exists()
     ]
-    for name, method, split in (one for one in wanted if one not in done):
-        budget = 0.0 if method == "ours" else done[name, "ours", split]["cpu_seconds"]
-        row = done[name, method, split] = run(name, method, split, budget)
-        log.info("%s %s split %d: %s", name, method, split, row["scores"])
-        results |= {"config": configuration()} | origin("cpu")
+    if options.jobs > 1:  # the longest first
+        size = {name: len(read(name, options.folder)[1]) for name in options.tables}
+        items.sort(key=lambda item: (item[2], methods.index(item[1]), -size[item[0]]))
+    until = time.time() + options.seconds
+    job = partial(work, folder=options.folder, parts=options.parts, until=until)
+    for line in side_by_side(job, items, options.jobs):
+        print(line, flush=True)
+    rows = summary(options.parts)
+    print(markdown(rows))
+    print(json.dumps(counts(rows)))
+    if options.out is not None:
+        results = {"splits": options.splits, "counts": counts(rows), "rows": rows} | origin("cpu")
         results["versions"]["scikit-learn"] = sklearn.__version__
-        results["rows"].append(row)
-        write_output(options.out, json.dumps(results, indent=1).encode() + b"\n")
-    return results
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -162,7 +162,7 @@ def unpack(downloads: Path, folder: Path) -> None:
         (inner,) = [m for m in archive.getmembers() if m.name.endswith("resources.tar.gz")]
         inside = archive.extractfile(inner)
         assert inside is not None
-        resources = tarfile.open(fileobj=BytesIO(inside.read()))
+        resources = tarfile.open(fileobj=BytesIO(inside.read()))  # noqa: SIM115 - read below
     wheels = {p: zipfile.ZipFile(next(downloads.glob(f"{p}-*.whl"))) for p in ("statsmodels",
               "vega_datasets")}  # fmt: skip
     places = {"statsmodels": "statsmodels/datasets/", "vega_datasets": "vega_datasets/_data/"}

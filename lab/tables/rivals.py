@@ -1,194 +1,394 @@
-"""What others would use for a table: each fits, and predicts class probabilities or distributions.
+"""What others would use for a table, tuned by three-fold cross-validation of the training rows.
 
-Everything but NGBoost is scikit-learn's, on standardised inputs where that matters. Regressors that
-say a number only get the deviation of residuals that they had no part in (cross-validated, out of
-bag, or of the rows that a member of the ensemble did not see).
+scikit-learn's linear model, random forest and histogram gradient boosting, CatBoost and NGBoost;
+``networks`` has the rest. A regressor that says a number only gets the law that its held-out
+residuals are likeliest under: Student's t of y or, of positive targets, of ln y; of counts a
+negative binomial; where a tenth of the amounts is zero, a classifier says how probable zero is and
+the regressor learns the logarithm of the others. It is scored twice: its density by the setting of
+the best held-out NLL, its mean by that of the best held-out RMSE.
 """
 
 # ruff: noqa: N803 (scikit-learn calls its inputs X)
 from __future__ import annotations
 
-import importlib.util
-import time
 import warnings
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from sklearn.base import clone
-from sklearn.compose import TransformedTargetRegressor
-from sklearn.ensemble import (
-    HistGradientBoostingClassifier,
-    HistGradientBoostingRegressor,
-    RandomForestClassifier,
-    RandomForestRegressor,
-)
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.gaussian_process import GaussianProcessClassifier, GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
-from sklearn.model_selection import GridSearchCV, cross_val_predict
-from sklearn.neural_network import MLPClassifier, MLPRegressor
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+import pandas as pd
+from sklearn import ensemble, linear_model
+from sklearn.model_selection import KFold, StratifiedKFold
 
-from natural_langevin.sklearn.frames import Array
-from natural_langevin.tabular.outcome import Outcome
-from natural_langevin.tabular.predictive import Predictive
+from lab.tables import networks
+from lab.tables.laws import Amounts, Array, Counts, of_counts, of_residuals
 
-GRID: dict[str, list[Any]] = {
-    "hidden_layer_sizes": [(50,), (100,)],
-    "alpha": [1e-4, 1e-1, 1.0],
-    "learning_rate_init": [1e-3, 1e-2],
-}
-FOLDS, MOST_EPOCHS = 3, 200
-TREES = 500
-PATIENCE = 20
-#: Of the deep ensemble: networks at least, and the part of the rows that each does not see.
-FEWEST_MEMBERS, LEFT_OUT = 5, 0.1
+#: Rows that settings are compared on, and these times the classes; all rows are learned from.
+FOLDS, MOST_TUNED, MOST_CELLS = 3, 4_000, 40_000
+TREES = 100
+#: The part of zeros from which they are a part of the law.
+ZEROS = 0.1
+#: Rows and classes beyond which NGBoost takes too long: it fits K trees a round.
+NGBOOST_MOST = (10_000, 5)
+Make = Callable[[], Any]
 
 
-def mixture(means: Array, deviation: Array, weights: Array) -> Predictive:
-    """Of networks with N(means[k], deviation[k]^2): means (network, n), deviation (network,) or
-    (network, n)."""
-    centre = torch.as_tensor(np.asarray(means), dtype=torch.float64)
-    width = torch.as_tensor(np.asarray(deviation), dtype=torch.float64)
-    width = width[:, None] if width.ndim == 1 else width
-    law = torch.distributions.Normal(centre[..., None], width[..., None])
-    return Predictive(Outcome("regression", "constant"), law, torch.as_tensor(weights), flat=True)
+class Inputs(NamedTuple):
+    """Training and test rows as numbers, and which columns hold numbers of categories."""
+
+    x: Array
+    x_test: Array
+    categories: list[int]
 
 
-def _with_residuals(model: Any, X: Array, y: Array, X_test: Array) -> Predictive:
-    """N(prediction, variance of cross-validated residuals)."""
-    unseen = cross_val_predict(clone(model), X, y, cv=5)
-    deviation = np.sqrt(np.mean((y - unseen) ** 2, keepdims=True))
-    return mixture(model.predict(X_test)[None], deviation, np.ones(1))
+def is_installed(method: str) -> bool:
+    """Whether a method can be run here."""
+    import importlib.util
+
+    package = {"laplace-torch": "laplace", "CatBoost": "catboost", "NGBoost": "ngboost",
+               "IVON": "ivon"}.get(method)  # fmt: skip
+    return package is None or importlib.util.find_spec(package) is not None
 
 
-def tuned_mlp(X: Array, y: Array, X_test: Array, numbers: bool, seed: int, _: float) -> Any:
-    """A network whose size, weight decay and learning rate a grid search chooses."""
-    options = {"max_iter": MOST_EPOCHS, "random_state": seed}
-    if numbers:
-        network = make_pipeline(StandardScaler(), MLPRegressor(**options))
-        model = TransformedTargetRegressor(network, transformer=StandardScaler())
-        prefix, scoring = "regressor__mlpregressor__", "neg_mean_squared_error"
-    else:
-        model = make_pipeline(StandardScaler(), MLPClassifier(**options))
-        prefix, scoring = "mlpclassifier__", "neg_log_loss"
-    grid = {prefix + setting: values for setting, values in GRID.items()}
-    search = GridSearchCV(model, grid, scoring=scoring, cv=FOLDS).fit(X, y)
-    if numbers:
-        return _with_residuals(search.best_estimator_, X, y, X_test)
-    return search.predict_proba(X_test)
+def dates_as_numbers(x: pd.DataFrame) -> pd.DataFrame:
+    """Every date as days, day of the year, day of the week and hour."""
+    parts = {}
+    for name in x.columns:
+        if x[name].dtype.kind != "M":
+            parts[name] = x[name]
+            continue
+        when = x[name].dt
+        parts[f"{name}: days"] = (x[name] - pd.Timestamp("2000-01-01")) / pd.Timedelta(days=1)
+        parts[f"{name}: of the year"] = when.dayofyear + when.hour / 24
+        parts[f"{name}: of the week"] = when.dayofweek
+        parts[f"{name}: hour"] = when.hour + when.minute / 60
+    return pd.DataFrame(parts)
 
 
-def forest(X: Array, y: Array, X_test: Array, numbers: bool, seed: int, _: float) -> Any:
-    """500 trees. A class without votes gets the share of one: else NLL would be infinite."""
-    if not numbers:
-        p = RandomForestClassifier(TREES, random_state=seed).fit(X, y).predict_proba(X_test)
-        return (p + 1 / TREES) / (p + 1 / TREES).sum(1, keepdims=True)
-    model = RandomForestRegressor(TREES, oob_score=True, random_state=seed).fit(X, y)
-    deviation = np.sqrt(np.mean((y - model.oob_prediction_) ** 2, keepdims=True))
-    return mixture(model.predict(X_test)[None], deviation, np.ones(1))
-
-
-def boosting(X: Array, y: Array, X_test: Array, numbers: bool, seed: int, _: float) -> Any:
-    """Histogram gradient boosting, with its defaults."""
-    if not numbers:
-        model = HistGradientBoostingClassifier(random_state=seed)
-        return model.fit(X, y).predict_proba(X_test)
-    model = HistGradientBoostingRegressor(random_state=seed)
-    return _with_residuals(model.fit(X, y), X, y, X_test)
-
-
-def natural_boosting(X: Array, y: Array, X_test: Array, numbers: bool, seed: int, _: float) -> Any:
-    """NGBoost: boosting by natural gradients of a whole distribution (a package of its own). It
-    stops where a tenth of the rows has not been predicted better for PATIENCE rounds; with all of
-    its 500 it fails, or is far worse, where classes can be told apart. Where the Fisher matrix is
-    singular all the same, it has half as many rounds, and again."""
-    import ngboost
-
-    options: dict[str, Any] = {"random_state": seed, "verbose": False, "n_estimators": 500}
-    options |= {"validation_fraction": 0.1, "early_stopping_rounds": PATIENCE}
-    if numbers:
-        law = ngboost.NGBRegressor(**options).fit(X, y).pred_dist(X_test).params
-        return mixture(law["loc"][None], law["scale"][None], np.ones(1))
-    classes = ngboost.distns.k_categorical(int(y.max()) + 1)
-    while True:
-        try:
-            with np.errstate(all="ignore"):
-                model = ngboost.NGBClassifier(Dist=classes, **options).fit(X, y)
-            return model.predict_proba(X_test)
-        except (ValueError, np.linalg.LinAlgError):
-            options["n_estimators"] //= 2
-            if not options["n_estimators"]:
-                raise
-
-
-def gaussian_process(X: Array, y: Array, X_test: Array, numbers: bool, seed: int, _: float) -> Any:
-    """A squared-exponential kernel of one length, whose settings maximise the evidence."""
-    kernel = ConstantKernel(1.0) * RBF(np.sqrt(X.shape[1]), (1e-1, 1e3))
-    scaler = StandardScaler().fit(X)
-    X, X_test = scaler.transform(X), scaler.transform(X_test)
-    if not numbers:
-        model = GaussianProcessClassifier(kernel, random_state=seed)
-        return model.fit(X, y).predict_proba(X_test)
-    model = GaussianProcessRegressor(
-        kernel + WhiteKernel(0.5), normalize_y=True, random_state=seed
-    ).fit(X, y)
-    mean, deviation = model.predict(X_test, return_std=True)
-    return mixture(mean[None], deviation[None], np.ones(1))
-
-
-def deep_ensemble(
-    X: Array, y: Array, X_test: Array, numbers: bool, seed: int, budget: float
-) -> Any:
-    """Networks of one hidden layer of 50, from different starts, as many as fit into the CPU
-    seconds that ours took; each is trained on nine tenths of the rows."""
-    scaler = StandardScaler().fit(X)
-    X, X_test = scaler.transform(X), scaler.transform(X_test)
-    rng = np.random.default_rng(seed)
-    said: list[Array] = []
-    residuals: list[Array] = []
-    centre, width = (y.mean(), y.std()) if numbers else (0.0, 1.0)
-    classes = 0 if numbers else int(y.max()) + 1
-    start = time.process_time()
-    while len(said) < FEWEST_MEMBERS or time.process_time() - start < budget:
-        order = rng.permutation(len(y))
-        out, inside = np.split(order, [max(1, int(LEFT_OUT * len(y)))])
-        options = {"hidden_layer_sizes": (50,), "max_iter": MOST_EPOCHS, "random_state": seed * 1000
-                   + len(said)}  # fmt: skip
-        if numbers:
-            member = MLPRegressor(**options).fit(X[inside], (y[inside] - centre) / width)
-            said.append(centre + width * member.predict(X_test))
-            residuals.append(y[out] - centre - width * member.predict(X[out]))
+def for_trees(x: pd.DataFrame, x_test: pd.DataFrame) -> Inputs:
+    """Words as numbers in the order of their frequency; missing cells stay missing."""
+    x, x_test = dates_as_numbers(x), dates_as_numbers(x_test)
+    words = [k for k, name in enumerate(x.columns) if x[name].dtype.kind not in "ifub"]
+    columns = []
+    for k, name in enumerate(x.columns):
+        if k in words:
+            order = {word: n for n, word in enumerate(x[name].value_counts().index)}
+            columns.append((x[name].map(order), x_test[name].map(order)))
         else:
-            member = MLPClassifier(**options).fit(X[inside], y[inside])
-            p = np.zeros((len(X_test), classes))
-            p[:, member.classes_] = member.predict_proba(X_test)
-            said.append(p)
-    if not numbers:
-        return np.mean(said, axis=0)
-    deviation = np.sqrt(np.mean(np.concatenate(residuals) ** 2))
-    return mixture(np.array(said), np.full(len(said), deviation), np.full(len(said), 1 / len(said)))
+            columns.append((x[name], x_test[name]))
+    a, b = (np.column_stack([c[i].to_numpy(dtype=np.float64) for c in columns]) for i in (0, 1))
+    return Inputs(a, b, words)
 
 
-RIVALS = {
-    "mlp": tuned_mlp,
-    "forest": forest,
-    "boosting": boosting,
-    "ngboost": natural_boosting,
-    "process": gaussian_process,
-    "ensemble": deep_ensemble,
+def for_smooth(x: pd.DataFrame, x_test: pd.DataFrame) -> Inputs:
+    """Standardised numbers, their logarithms where they are positive and skewed, a column for every
+    word, missing cells filled and marked, seasons as waves."""
+    x, x_test = dates_as_numbers(x), dates_as_numbers(x_test)
+    both = pd.concat([x, x_test], keys=("a", "b"))
+    columns: list[Array] = []
+    for name in both.columns:
+        column, learned = both[name], x[name]
+        if column.dtype.kind not in "ifub":
+            words = learned.value_counts()
+            columns += [(column == w).to_numpy(float) for w in words.index[words >= 2][:100]]
+            continue
+        filled = column.fillna(learned.median()).to_numpy(float)
+        columns.append(filled)
+        if learned.isna().any():
+            columns.append(column.isna().to_numpy(float))
+        if learned.min() > 0 and learned.skew() > 2:
+            columns.append(np.log(np.maximum(filled, float(learned.min()) / 2)))
+        for end, period in (("of the year", 365.25), ("of the week", 7.0), ("hour", 24.0)):
+            if str(name).endswith(f": {end}"):
+                waves = [2 * np.pi * k * filled / period for k in (1, 2)]
+                columns += [f(w) for w in waves for f in (np.sin, np.cos)]
+    z = np.column_stack(columns)
+    a = z[: len(x)]
+    deviation = a.std(0)
+    z = (z - a.mean(0)) / np.where(deviation > 0, deviation, 1.0)
+    return Inputs(z[: len(x)], np.clip(z[len(x) :], -10, 10), [])
+
+
+class Family(NamedTuple):
+    """One kind of model: what it is given, and its settings, each as a function that makes it."""
+
+    inputs: Callable[[pd.DataFrame, pd.DataFrame], Inputs]
+    numbers: Callable[[Inputs, int], list[Make]]
+    counts: Callable[[Inputs, int], list[Make]]
+    classes: Callable[[Inputs, int], list[Make]]
+
+
+def _grid(model: Any, settings: Mapping[str, Any], **fixed: Any) -> list[Make]:
+    return [
+        partial(model, **dict(zip(settings, some, strict=True)), **fixed)
+        for some in product(*settings.values())
+    ]
+
+
+def _linear(kind: str) -> Callable[[Inputs, int], list[Make]]:
+    if kind == "number":
+        return lambda i, s: _grid(linear_model.Ridge, {"alpha": [0.1, 1.0, 10.0, 100.0]})
+    if kind == "count":
+        return lambda i, s: _grid(
+            linear_model.PoissonRegressor, {"alpha": [1e-3, 1e-2, 0.1, 1.0]}, max_iter=500
+        )
+    return lambda i, s: _grid(
+        linear_model.LogisticRegression, {"C": [0.01, 0.1, 1.0, 10.0]}, max_iter=300
+    )
+
+
+def _forest(model: Any) -> Callable[[Inputs, int], list[Make]]:
+    settings = {"min_samples_leaf": [1, 5, 20], "max_features": [0.33, 1.0]}
+    return lambda i, seed: _grid(model, settings, n_estimators=TREES, random_state=seed)
+
+
+def _boosting(model: Any, **fixed: Any) -> Callable[[Inputs, int], list[Make]]:
+    settings = {"learning_rate": [0.05, 0.15], "max_leaf_nodes": [5, 31]}
+    return lambda i, seed: _grid(
+        model, settings, max_iter=250, early_stopping=True, random_state=seed,
+        categorical_features=[k for k in i.categories if np.nanmax(i.x[:, k]) < 250], **fixed,
+    )  # fmt: skip
+
+
+POINTS = {
+    "ridge or logistic": Family(for_smooth, *(_linear(k) for k in ("number", "count", "class"))),
+    "random forest": Family(
+        for_trees, _forest(ensemble.RandomForestRegressor), _forest(ensemble.RandomForestRegressor),
+        _forest(ensemble.RandomForestClassifier),
+    ),
+    "HistGradientBoosting": Family(
+        for_trees, _boosting(ensemble.HistGradientBoostingRegressor),
+        _boosting(ensemble.HistGradientBoostingRegressor, loss="poisson"),
+        _boosting(ensemble.HistGradientBoostingClassifier),
+    ),
+}  # fmt: skip
+
+
+def held_out(make: Make, X: Array, y: Array, *, classes: int = 0) -> Array:
+    """Cross-validated predictions, of classes probabilities."""
+    folds: Any = KFold(FOLDS, shuffle=True, random_state=0)
+    if classes:
+        folds = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
+    found = np.zeros((len(y), classes) if classes else len(y))
+    for a, b in folds.split(X, y):
+        model = make().fit(X[a], y[a])
+        found[b] = probabilities(model, X[b], classes) if classes else model.predict(X[b])
+    return found
+
+
+def probabilities(model: Any, X: Array, classes: int) -> Array:
+    """For every class; a class without votes has a small share, or NLL would be infinite."""
+    p = np.zeros((len(X), classes))
+    p[:, np.asarray(model.classes_, dtype=int)] = model.predict_proba(X)
+    p = np.maximum(p, 0.5 / TREES / classes if hasattr(model, "estimators_") else 1e-12)
+    return p / p.sum(1, keepdims=True)
+
+
+def _some(X: Array, y: Array, classes: int = 1) -> tuple[Array, Array]:
+    most = min(MOST_TUNED, MOST_CELLS // classes)
+    rows = np.random.default_rng(0).permutation(len(y))[:most]
+    return X[rows], y[rows]
+
+
+def classify(makes: list[Make], X: Array, y: Array, X_test: Array, classes: int) -> Array:
+    """Probabilities of the setting that cross-validation prefers."""
+    some, their = _some(X, y, classes)
+
+    def nll(make: Make) -> float:
+        p = held_out(make, some, their, classes=classes)
+        return float(-np.log(p[np.arange(len(their)), their]).mean())
+
+    best = min(makes, key=nll) if len(makes) > 1 else makes[0]
+    return probabilities(best().fit(X, y), X_test, classes)
+
+
+def number(makes: list[Make], X: Array, y: Array, X_test: Array, *, counts: bool) -> Any:
+    """The law of the setting (and scale) with the best held-out NLL, whose mean is that of the
+    setting with the best held-out RMSE."""
+    some, their = _some(X, y)
+    tried = []
+    for make, log in product(makes, (False, True) if their.min() > 0 and not counts else (False,)):
+        said = held_out(make, some, np.log(their) if log else their)
+        law = of_counts(said, their) if counts else of_residuals(said, their, log=log)
+        mean, smear = said, 1.0
+        if log:
+            mean = np.exp(np.minimum(said, 700))
+            smear = float(their.sum() / mean.sum())
+        rmse = np.sqrt(np.mean((smear * mean - their) ** 2))
+        tried.append((-law.log_prob(their).mean(), rmse, smear, make, log, law))
+
+    def refit(one: Any) -> Array:
+        return one[3]().fit(X, np.log(y) if one[4] else y).predict(X_test)
+
+    sharp, close = min(tried, key=lambda t: t[0]), min(tried, key=lambda t: t[1])
+    said = refit(sharp)
+    mean = said if close is sharp else refit(close)
+    mean = close[2] * np.exp(np.minimum(mean, 700)) if close[4] else mean
+    if counts:
+        return Counts(said[None], sharp[5].size, mean)
+    return Amounts(said[None], sharp[5].scale, sharp[5].tails, sharp[4], given_mean=mean)
+
+
+def point(
+    family: Family, x: pd.DataFrame, y: Array, x_test: pd.DataFrame, kind: str, seed: int
+) -> Any:
+    """A law, or class probabilities, by one family of models."""
+    given = family.inputs(x, x_test)
+    X, X_test, _ = given
+    if kind == "class":
+        return classify(family.classes(given, seed), X, y, X_test, int(y.max()) + 1)
+    if kind == "count":
+        return number(family.counts(given, seed), X, y, X_test, counts=True)
+    plain = number(family.numbers(given, seed), X, y, X_test, counts=False)
+    if not has_zeros(y):
+        return plain
+    zero = classify(family.classes(given, seed), X, (y == 0).astype(int), X_test, 2)[:, 1]
+    amount = number(family.numbers(given, seed), X[y > 0], y[y > 0], X_test, counts=False)
+    return Amounts(
+        amount.centre, amount.scale, amount.tails, amount.log, zero[None], given_mean=plain.mean
+    )
+
+
+def has_zeros(y: Array) -> bool:
+    """Whether amounts have a mass at zero."""
+    return bool(y.min() >= 0 and (y == 0).mean() >= ZEROS)
+
+
+def catboost(x: pd.DataFrame, y: Array, x_test: pd.DataFrame, kind: str, seed: int) -> Any:
+    """CatBoost with early stopping on a fifth: of classes, or of a mean and a variance (of the
+    logarithm where held-out rows prefer that); of counts Poisson's."""
+    import catboost as package
+
+    x, x_test = dates_as_numbers(x), dates_as_numbers(x_test)
+    words = [name for name in x.columns if x[name].dtype.kind not in "ifub"]
+    x, x_test = (f.assign(**{w: f[w].astype(object).fillna("?").astype(str) for w in words})
+                 for f in (x, x_test))  # fmt: skip
+    rows = np.random.default_rng(seed).permutation(len(y))
+    out, inside = np.split(rows, [len(y) // 5])
+    options = {"random_seed": seed, "verbose": False, "thread_count": 1, "cat_features": words,
+               "allow_writing_files": False, "iterations": 1000}  # fmt: skip
+    if kind == "class" and y.max() >= 10:
+        options["iterations"] = 200
+
+    def fit(model: Any, target: Array, among: Array, **more: Any) -> Any:
+        a, b = inside[np.isin(inside, among)], out[np.isin(out, among)]
+        fits = [
+            model(**options, depth=depth, **more).fit(
+                x.iloc[a], target[a], eval_set=(x.iloc[b], target[b]), early_stopping_rounds=30)
+            for depth in (4, 6)
+        ]  # fmt: skip
+        return min(fits, key=lambda m: next(iter(m.get_best_score()["validation"].values())))
+
+    every = np.arange(len(y))
+    if kind == "class":
+        binary = y.max() == 1
+        model = fit(
+            package.CatBoostClassifier,
+            y,
+            every,
+            loss_function="Logloss" if binary else "MultiClass",
+        )
+        return model.predict_proba(x_test)
+    if kind == "count":
+        model = fit(package.CatBoostRegressor, y, every, loss_function="Poisson")
+        size = of_counts(model.predict(x.iloc[out]), y[out]).size
+        return Counts(model.predict(x_test)[None], size)
+    mean = fit(package.CatBoostRegressor, y, every, loss_function="RMSE").predict(x_test)
+    zero, among = None, every
+    if has_zeros(y):
+        none = fit(package.CatBoostClassifier, (y == 0).astype(int), every, loss_function="Logloss")
+        zero, among = none.predict_proba(x_test)[None, :, 1], np.flatnonzero(y > 0)
+    both = []
+    for log in (False, True) if y[among].min() > 0 else (False,):
+        target = np.where(y > 0, np.log(np.where(y > 0, y, 1.0)), 0.0) if log else y
+        model = fit(package.CatBoostRegressor, target, among, loss_function="RMSEWithUncertainty")
+
+        def law(rows: Any, model: Any = model, log: bool = log) -> Amounts:
+            said = model.predict(rows)
+            return Amounts(said[None, :, 0], np.sqrt(np.maximum(said[None, :, 1], 1e-12)), log=log)
+
+        seen = out[np.isin(out, among)]
+        both.append((-law(x.iloc[seen]).log_prob(y[seen]).mean(), law, log))
+    _, chosen, log = min(both, key=lambda b: b[0])
+    found = chosen(x_test)
+    return Amounts(found.centre, found.scale, log=log, zero=zero, given_mean=mean)
+
+
+def ngboost(x: pd.DataFrame, y: Array, x_test: pd.DataFrame, kind: str, seed: int) -> Any:
+    """NGBoost with early stopping on a tenth; of positive targets normal or log-normal, as held-out
+    rows prefer. Classes where its Fisher matrix is singular have half as many rounds, and again;
+    counts are Poisson's."""
+    import ngboost as package
+    from ngboost.distns import LogNormal, Normal, Poisson, k_categorical
+
+    if len(y) > NGBOOST_MOST[0] or (kind == "class" and y.max() + 1 > NGBOOST_MOST[1]):
+        return None
+    X, X_test, _ = for_smooth(x, x_test)
+    options: dict[str, Any] = {"random_state": seed, "verbose": False, "n_estimators": 500,
+                               "validation_fraction": 0.1, "early_stopping_rounds": 20}  # fmt: skip
+
+    def classes(target: Array) -> Array:
+        some = dict(options)
+        while True:
+            try:
+                with np.errstate(all="ignore"):
+                    law = k_categorical(int(target.max()) + 1)
+                    model = package.NGBClassifier(Dist=law, **some).fit(X, target)
+                    return model.predict_proba(X_test)
+            except (ValueError, np.linalg.LinAlgError):
+                some["n_estimators"] //= 2
+                if not some["n_estimators"]:
+                    raise
+
+    if kind == "class":
+        return classes(y)
+    if kind == "count":
+        model = package.NGBRegressor(Dist=Poisson, **options).fit(X, y.astype(int))
+        return Counts(model.pred_dist(X_test).params["mu"][None], np.full((1, 1), 1e8))
+    zero, among = None, np.full(len(y), True)
+    if has_zeros(y):
+        zero, among = classes((y == 0).astype(int))[None, :, 1], y > 0
+    a, b = np.split(np.flatnonzero(among), [int(0.8 * among.sum())])
+    kinds = [Normal, LogNormal] if y[among].min() > 0 else [Normal]
+
+    def nll(law: Any) -> float:
+        model = package.NGBRegressor(Dist=law, **options).fit(X[a], y[a])
+        return float(-model.pred_dist(X[b]).logpdf(y[b]).mean())
+
+    chosen = min(kinds, key=nll) if len(kinds) > 1 else Normal
+    law = package.NGBRegressor(Dist=chosen, **options).fit(X[among], y[among]).pred_dist(X_test)
+    if chosen is LogNormal:
+        s, scale = law.params["s"], law.params["scale"]
+        return Amounts(np.log(scale)[None], s[None], log=True, zero=zero, most=2 * y.max())
+    mean = None
+    if zero is not None:
+        mean = package.NGBRegressor(Dist=Normal, **options).fit(X, y).predict(X_test)
+    loc, scale = law.params["loc"], law.params["scale"]
+    return Amounts(loc[None], scale[None], zero=zero, given_mean=mean)
+
+
+def _network(method: str) -> Callable[..., Any]:
+    def run(x: pd.DataFrame, y: Array, x_test: pd.DataFrame, kind: str, seed: int) -> Any:
+        given = for_smooth(x, x_test)
+        return networks.predict(
+            method, given.x, y, given.x_test, kind, seed, zeros=kind == "number" and has_zeros(y)
+        )
+
+    return run
+
+
+RIVALS: dict[str, Callable[..., Any]] = {
+    **{name: partial(point, family) for name, family in POINTS.items()},
+    **{name: _network(name) for name in networks.METHODS},
+    "CatBoost": catboost,
+    "NGBoost": ngboost,
 }
-
-
-def is_installed(name: str) -> bool:
-    """Whether a method can be run here: NGBoost is a package of its own."""
-    return name != "ngboost" or importlib.util.find_spec(name) is not None
 
 
 def run_rival(name: str, *arguments: Any) -> Any:
-    """Its predictions for the test rows."""
-    with warnings.catch_warnings():  # the last epoch's network, or a length at its bound, is fine
-        warnings.simplefilter("ignore", ConvergenceWarning)
+    """Its law or probabilities for the test rows; None where it has none for such a table."""
+    with warnings.catch_warnings():  # the last epoch's model, or one of few rows, is fine
+        warnings.simplefilter("ignore")
         return RIVALS[name](*arguments)

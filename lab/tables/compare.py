@@ -271,7 +271,7 @@ def main() -> None:
     ]
     if options.jobs > 1:  # the longest first
         size = {name: len(read(name, options.folder)[1]) for name in options.tables}
-        items.sort(key=lambda item: (item[2], methods.index(item[1]), -size[item[0]]))
+        items.sort(key=lambda i: (i[1] != OURS, i[2], methods.index(i[1]), -size[i[0]]))
     until = time.time() + options.seconds
     job = partial(work, folder=options.folder, parts=options.parts, until=until)
     for line in side_by_side(job, items, options.jobs):

@@ -23,8 +23,8 @@ from lab.tables.laws import Amounts, Array, Counts
 
 METHODS = ("five Adam networks", "MC dropout", "IVON", "laplace-torch")
 UNITS, MEMBERS, PASSES = 50, 5, 50
-RATES, DECAYS, DROPOUTS, IVON_RATES = (1e-2, 1e-3), (0.0, 1e-2), (0.05, 0.2), (0.03, 0.1, 0.3)
-EPOCHS, PATIENCE, MOST_STEPS = 300, 20, 8000
+RATES, DECAYS, DROPOUTS, IVON_RATES = (1e-2, 1e-3), (0.0, 1e-2), (0.05, 0.2), (0.1, 0.03, 0.3)
+EPOCHS, PATIENCE, MOST_STEPS = 300, 20, 6000
 
 
 class Data(NamedTuple):
@@ -184,7 +184,7 @@ def laplace(data: Data, x_test: Tensor, settings: dict[str, Any], seed: int) -> 
 
     torch.manual_seed(seed)
     numbers = data.kind == "number"
-    members = train(data, members=1, dropout=0.0, seed=seed, **settings)
+    members = train(data, members=1, seed=seed, **settings)
     layers: list[nn.Module] = []
     for w, b in zip(members.weights, members.biases, strict=True):
         outputs = 1 if numbers and w is members.weights[-1] else w.shape[2]
@@ -265,25 +265,32 @@ def predict(
     if kind == "number" and y.min() <= 0:
         scales = (False,)
     test = torch.as_tensor(x_test, dtype=torch.float32)
+    members = MEMBERS if method == "five Adam networks" else 1
+    dropping = method == "MC dropout"
+    grid = [
+        {"rate": rate, "decay": decay, "dropout": dropout}
+        for rate, decay, dropout in product(
+            RATES, (0.0,) if dropping else DECAYS, DROPOUTS if dropping else (0.0,)
+        )
+    ]
+    if method == "IVON":
+        grid = [{"rate": rate} for rate in IVON_RATES]
     tried: list[tuple[float, Any]] = []
-    for log in scales:
-        data = _data(x, y, kind, log, seed)
+
+    def attempt(data: Data, settings: dict[str, float]) -> None:
+        said: Any
         if method == "IVON":
-            for rate in IVON_RATES:
-                nll, outputs = ivon(data, test, rate, seed)
-                tried.append((nll, (outputs, data)))
-            continue
-        dropping = method == "MC dropout"
-        grid = product(RATES, (0.0,) if dropping else DECAYS, DROPOUTS if dropping else (0.0,))
-        members = MEMBERS if method == "five Adam networks" else 1
-        for rate, decay, dropout in grid:
-            network = train(
-                data, members=members, rate=rate, decay=decay, dropout=dropout, seed=seed
-            )
-            settings = {"rate": rate, "decay": decay}
+            nll, said = ivon(data, test, settings["rate"], seed)
+        else:
+            network = train(data, members=members, seed=seed, **settings)
             nll = mixture_nll(outputs_of(network, data.x_out), data)
             said = settings if method == "laplace-torch" else outputs_of(network, test)
-            tried.append((nll, (said, data)))
-    tried = [t for t in tried if math.isfinite(t[0])]
+        tried.append((nll if math.isfinite(nll) else math.inf, (said, data)))
+
+    for log in scales:  # the scale by the first settings, the others on that scale
+        attempt(_data(x, y, kind, log, seed), grid[0])
+    data = min(tried, key=lambda t: t[0])[1][1]
+    for settings in grid[1:]:
+        attempt(data, settings)
     said, data = min(tried, key=lambda t: t[0])[1]
     return laplace(data, test, said, seed) if method == "laplace-torch" else law_of(said, data)

@@ -208,8 +208,9 @@ def number(makes: list[Make], X: Array, y: Array, X_test: Array, *, counts: bool
     """The law of the setting (and scale) with the best held-out NLL, whose mean is that of the
     setting with the best held-out RMSE."""
     some, their = _some(X, y)
-    tried = []
-    for make, log in product(makes, (False, True) if their.min() > 0 and not counts else (False,)):
+    tried: list[Any] = []
+
+    def attempt(make: Make, log: bool) -> None:
         said = held_out(make, some, np.log(their) if log else their)
         law = of_counts(said, their) if counts else of_residuals(said, their, log=log)
         mean, smear = said, 1.0
@@ -218,6 +219,11 @@ def number(makes: list[Make], X: Array, y: Array, X_test: Array, *, counts: bool
             smear = float(their.sum() / mean.sum())
         rmse = np.sqrt(np.mean((smear * mean - their) ** 2))
         tried.append((-law.log_prob(their).mean(), rmse, smear, make, log, law))
+
+    for log in (False, True) if their.min() > 0 and not counts else (False,):
+        attempt(makes[0], log)  # the scale by the first settings, the others on that scale
+    for make in makes[1:]:
+        attempt(make, min(tried, key=lambda t: t[0])[4])
 
     def refit(one: Any) -> Array:
         return one[3]().fit(X, np.log(y) if one[4] else y).predict(X_test)

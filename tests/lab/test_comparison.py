@@ -1,4 +1,4 @@
-"""The comparison with scikit-learn's networks: the committed results, and a part of them anew."""
+"""The comparison with what others would use: its laws, its scores, and the committed results."""
 
 from __future__ import annotations
 
@@ -7,83 +7,100 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import integrate, stats
 
-from lab.tables import compare
-from lab.tables.rivals import mixture
-from lab.tables.table import markdown, with_table
+from lab.pages import with_part
+from lab.tables import compare, networks, public, rivals
+from lab.tables.laws import Amounts, Counts, of_counts, of_residuals
 
 ROOT = Path(__file__).parents[2]
-RESULTS = json.loads((ROOT / "results" / "tabular.json").read_text())
-ROWS = {(row["dataset"], row["method"], row["split"]): row for row in RESULTS["rows"]}
+RESULTS = json.loads((ROOT / "results" / "tables.json").read_text())
 
 
 def test_the_page_shows_the_committed_results():
     page = (ROOT / "lab" / "notes" / "tabular.md").read_text()
-    assert with_table(page, RESULTS) == page
+    assert with_part(page, "table", compare.markdown(RESULTS["rows"])) == page
 
 
-#: Settings of our own fits.
-OURS = ("ours", "cross_validation")
-
-
-def test_results_name_their_configuration_splits_and_machine():
-    done = {(name, split) for name, _, split in ROWS}
-    for name, split in done:  # like is compared with like
-        methods = {m for n, m, k in ROWS if (n, k) == (name, split)}
-        expected = {m for m in compare.METHODS if (name, m) not in compare.LEFT_OUT}
-        assert methods | {"ngboost"} == expected  # which is not installed everywhere
-    here = json.loads(json.dumps(compare.configuration()))
-    # Of the fits as they are now; those of an older recipe are compared with the same rivals.
-    assert {k: RESULTS["config"][k] for k in here if k not in OURS} == {
-        k: v for k, v in here.items() if k not in OURS
-    }
+def test_results_name_their_tables_commit_and_machine():
+    """Every table of the list is there: none was left out after it was fitted."""
+    ours = {row["table"] for row in RESULTS["rows"] if row["method"] == compare.OURS}
+    assert ours == set(public.TABLES)
+    assert len(ours) >= 20
+    assert RESULTS["counts"] == compare.counts(RESULTS["rows"])
     assert RESULTS["commit"]
     assert RESULTS["machine"]["cpu"]
     assert RESULTS["versions"]["scikit-learn"]
 
 
-def test_regression_scores_by_hand():
-    """Two networks, one datum: N(0, 1) with weight 0.25 and N(2, 4) with 0.75 at y = 1."""
-    means, deviation, y = np.array([[0.0], [2.0]]), np.array([1.0, 2.0]), np.array([1.0])
-    found = compare.regression_scores(mixture(means, deviation, np.array([0.25, 0.75])), y)
-    density = 0.25 * stats.norm.pdf(1, 0, 1) + 0.75 * stats.norm.pdf(1, 2, 2)
-    assert found["nll"] == pytest.approx(-np.log(density))
-    assert found["rmse"] == pytest.approx(0.5)
-    below = 0.25 * stats.norm.cdf(1, 0, 1) + 0.75 * stats.norm.cdf(1, 2, 2)
-    level = abs(2 * below - 1)
-    inside = [float(level <= one) for one in compare.LEVELS]
-    gaps = [abs(a - b) for a, b in zip(inside, compare.LEVELS, strict=True)]
-    assert found["calibration"] == pytest.approx(np.mean(gaps))
+def test_laws_of_amounts_are_mixtures_with_a_probability_of_zero():
+    """Two members at weights of a half each, by hand; all probability together is one."""
+    centre, scale = np.array([[0.0], [1.0]]), np.array([[0.5], [0.8]])
+    zero = np.array([[0.2], [0.4]])
+    law = Amounts(centre, scale, log=True, zero=zero)
+    y = np.array([1.7])
+    parts = [
+        (1 - zero[k]) * stats.lognorm(scale[k], scale=np.exp(centre[k])).pdf(y) for k in (0, 1)
+    ]
+    np.testing.assert_allclose(law.log_prob(y), np.log(np.mean(parts, axis=0)), rtol=1e-5)
+    np.testing.assert_allclose(np.exp(law.log_prob(np.zeros(1))), [0.3])
+    above = integrate.quad(lambda v: float(np.exp(law.log_prob(np.array([v]))[0])), 1e-9, 200)[0]
+    assert above == pytest.approx(0.7, abs=1e-5)
+    np.testing.assert_allclose(law.cdf(np.array([-1.0, 0.0, 1e9])[None][0]), [0, 0.3, 1], atol=1e-6)
+    means = [(1 - zero[k]) * np.exp(centre[k] + scale[k] ** 2 / 2) for k in (0, 1)]
+    np.testing.assert_allclose(law.mean, np.mean(means, axis=0))
 
 
-def test_a_right_distribution_is_calibrated():
-    generator = np.random.default_rng(0)
-    y = generator.normal(size=4000)
-    found = compare.regression_scores(mixture(np.zeros((1, 4000)), np.ones(1), np.ones(1)), y)
-    assert found["calibration"] < 3 * np.sqrt(0.25 / 4000)  # three standard errors of a coverage
-    assert found["coverage_90"] == pytest.approx(0.9, abs=3 * np.sqrt(0.09 / 4000))
+def test_laws_of_residuals_find_the_law_they_were_drawn_from():
+    rng = np.random.default_rng(0)
+    centre = rng.normal(size=4000)
+    found = of_residuals(centre, np.exp(centre + 0.3 * rng.standard_t(3, size=4000)), log=True)
+    assert found.tails == 3
+    assert found.scale.item() == pytest.approx(0.3, rel=0.05)
+    rate = rng.uniform(1, 4, size=4000)
+    y = rng.negative_binomial(2, 2 / (2 + rate)).astype(float)
+    assert of_counts(rate, y).size.item() == pytest.approx(2, rel=0.15)
 
 
-def test_differences_are_taken_split_by_split():
-    """Splits of very different difficulty, and the same difference on all: no standard error. A
-    split that only one of them has does not count."""
-    rows = [
-        {"dataset": "d", "method": method, "split": split, "cpu_seconds": 1.0,
-         "scores": {"accuracy": 0.9, "calibration": 0.1, "nll": nll + more}}
-        for method, more in (("ours", 0.0), ("mlp", 0.5))
-        for split, nll in ((0, 1.0), (1, 5.0))
-    ]  # fmt: skip
-    rows.append(rows[0] | {"split": 2})
-    ours, rival = markdown({"rows": rows}).splitlines()[2:]
-    assert "| **3.000 ± 2.000** |  |" in ours
-    assert "| 3.500 ± 2.000 | -0.500 ± 0.000 |" in rival
-    assert "d (2 splits)" in ours
+def test_levels_of_a_right_law_are_uniform_also_where_it_jumps():
+    rng = np.random.default_rng(0)
+    rate = np.full(4000, 1.5)
+    y = rng.poisson(rate).astype(float)
+    counted = compare.number_scores(Counts(rate[None], np.full((1, 1), 1e8)), y, step=1.0)
+    half = np.where(rng.uniform(size=4000) < 0.6, 0.0, np.exp(rng.normal(size=4000)))
+    ones = np.ones((1, 4000))
+    law = Amounts(0 * ones, ones, log=True, zero=0.6 * ones)
+    for scores in (counted, compare.number_scores(law, half, step=0.0)):
+        assert stats.kstest(scores["level"], "uniform").pvalue > 0.01
+        assert compare.calibration_error(scores) < 3 * np.sqrt(0.25 / 4000)
 
 
-def test_the_first_split_of_iris_anew():
-    """The whole comparison takes minutes; this is its first fit, against the committed one."""
-    found = compare.run("iris", "ours", 0, 0.0)["scores"]
-    committed = ROWS["iris", "ours", 0]["scores"]
-    assert found["nll"] == pytest.approx(committed["nll"], rel=0.3)  # rounding differs by machine
-    assert found["nll"] < 0.1
+def test_differences_are_taken_row_by_row():
+    """Rows of very different difficulty, and the same difference on all: no error. RMSE's is that
+    of the two."""
+    nll, off = np.array([0.0, 5.0, 50.0]), np.array([1.0, -2.0, 3.0])
+    ours, other = {"nll": nll, "off": off}, {"nll": nll + 0.5, "off": 2 * off}
+    found = compare.paired(ours, other, classes=False)
+    assert found["nll"] == pytest.approx([-0.5, 0.0])
+    rmse = np.sqrt(np.mean(off**2))
+    assert found["off"][0] == pytest.approx(rmse - 2 * rmse)
+    wrong = compare.paired({"nll": nll, "off": np.array([0.0, 1, 1])},
+                           {"nll": nll, "off": np.array([0.0, 0, 1])}, classes=True)  # fmt: skip
+    assert wrong["off"][0] == pytest.approx(1 / 3)
+
+
+def test_the_error_of_confidence_is_the_gap_to_accuracy():
+    p = np.array([[0.8, 0.2]] * 10)
+    scores = compare.class_scores(p, np.array([0] * 5 + [1] * 5))
+    assert compare.calibration_error(scores) == pytest.approx(0.3)
+    assert scores["nll"].mean() == pytest.approx(-0.5 * (np.log(0.8) + np.log(0.2)))
+
+
+@pytest.mark.parametrize("method", ["ridge or logistic", "five Adam networks"])
+def test_a_rival_learns_a_small_table(method, monkeypatch):
+    """Wine's first split: a rival that fails would make ours look good."""
+    monkeypatch.setattr(networks, "RATES", (1e-2,))
+    monkeypatch.setattr(networks, "DECAYS", (0.0,))
+    x, y, x_test, y_test = public.split("wine", 0, ROOT)
+    p = rivals.run_rival(method, x, y, x_test, "class", 0)
+    assert compare.class_scores(p, y_test)["nll"].mean() < 0.15

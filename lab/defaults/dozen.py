@@ -1,0 +1,259 @@
+"""A dozen networks: transformer, GRU, convolutions and perceptron on three problems each.
+
+    python -m lab.defaults.dozen --jobs 14 --out results/dozen.json
+
+``Langevin(network, likelihood).sample(data)`` with nothing else given, then five networks by Adam,
+tuned and stopped early, in the CPU-seconds that it took. ``--variants`` runs ours with other
+scales of the prior, and longer: what it is that costs where Adam is ahead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lab.defaults.home import Problem, adam
+from lab.jobs import side_by_side
+from natural_langevin import Langevin, data, likelihoods, metrics, models
+from natural_langevin.experiments.origin import origin
+from natural_langevin.recipe import rules
+
+ROWS, TESTED, LENGTH, LETTERS, WIDTH = 2_000, 2_000, 12, 8, 32
+
+
+class Transformer(nn.Module):
+    """One layer of attention over steps, the mean of them named."""
+
+    def __init__(self, inputs: int, length: int, classes: int) -> None:
+        super().__init__()
+        self.embed = nn.Linear(inputs, WIDTH)
+        self.place = nn.Parameter(0.02 * torch.randn(length, WIDTH))
+        self.layer = nn.TransformerEncoderLayer(
+            WIDTH, 4, 2 * WIDTH, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.head = nn.Linear(WIDTH, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, length, inputs) -> (n, classes)."""
+        found: Tensor = self.head(self.layer(self.embed(x) + self.place).mean(1))
+        return found
+
+
+class Recurrent(nn.Module):
+    """A GRU whose last state is named."""
+
+    def __init__(self, inputs: int, classes: int) -> None:
+        super().__init__()
+        self.cell = nn.GRU(inputs, WIDTH, batch_first=True)
+        self.head = nn.Linear(WIDTH, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, length, inputs) -> (n, classes)."""
+        found: Tensor = self.head(self.cell(x)[0][:, -1])
+        return found
+
+
+def convolutions(classes: int) -> nn.Module:
+    """Two convolutions of images of 8 x 8."""
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3), nn.ReLU(),
+        nn.Flatten(), nn.Linear(64, classes),
+    )  # fmt: skip
+
+
+def _letters(seed: int, label: Callable[[Any, Any], Any]) -> tuple[Tensor, Tensor]:
+    generator = np.random.default_rng(seed)
+    text = generator.integers(0, LETTERS, (ROWS + TESTED, LENGTH))
+    y = label(text, generator)
+    return torch.eye(LETTERS)[torch.as_tensor(text)], torch.as_tensor(y)
+
+
+def _after_marker(text: Any, generator: Any) -> Any:
+    """The letter behind the only marker: no noise at all."""
+    place = generator.integers(0, LENGTH - 1, len(text))
+    text[text == 0] = 1
+    text[np.arange(len(text)), place] = 0
+    return text[np.arange(len(text)), place + 1] - 1
+
+
+def _more_often(text: Any, generator: Any) -> Any:
+    """Which of three letters is there most often, one label in ten at random."""
+    often = np.stack([(text == k).sum(1) for k in range(3)], 1) + 0.1 * np.arange(3)
+    y = often.argmax(1)
+    random = generator.random(len(y)) < 0.1
+    return np.where(random, generator.integers(0, 3, len(y)), y)
+
+
+def _sequences() -> dict[str, tuple[Tensor, Tensor, int]]:
+    found = data.digits()
+    x = torch.cat([found.train_x, found.test_x]).reshape(-1, 8, 8).float()
+    return {
+        "the letter behind a marker": (*_letters(0, _after_marker), LETTERS - 1),
+        "the most frequent letter": (*_letters(1, _more_often), 3),
+        "digits row by row": (x, torch.cat([found.train_y, found.test_y]), 10),
+    }
+
+
+def _images() -> dict[str, tuple[Tensor, Tensor, int]]:
+    generator = np.random.default_rng(2)
+    total = ROWS + TESTED
+    y = generator.integers(0, 4, total)
+    bars = np.zeros((total, 1, 8, 8))
+    for n, place in enumerate(generator.integers(0, 8, total)):
+        step = np.arange(8)
+        rows = [np.full(8, place), step, step, 7 - step][y[n]]
+        columns = [step, np.full(8, place), step, step][y[n]]
+        bars[n, 0, rows, columns] = 1
+    bars = bars + 0.7 * generator.standard_normal(bars.shape)
+    spots = generator.standard_normal((total, 1, 8, 8))
+    count = generator.integers(0, 4, total)
+    for n, k in enumerate(count):
+        for place in generator.choice(64, k, replace=False):
+            spots[n, 0, place // 8, place % 8] += 4
+    digits = _sequences()["digits row by row"]
+    return {
+        "digits as images": (digits[0][:, None], *digits[1:]),
+        "the way a bar lies": (torch.tensor(bars, dtype=torch.float32), torch.tensor(y), 4),
+        "how many spots": (torch.tensor(spots, dtype=torch.float32), torch.tensor(count), 4),
+    }
+
+
+def _tables() -> dict[str, tuple[Tensor, Tensor, int]]:
+    generator = np.random.default_rng(3)
+
+    def drawn(columns: int, classes: int, sharp: float) -> tuple[Tensor, Tensor, int]:
+        x = generator.standard_t(4, (ROWS + TESTED, columns))
+        inner = np.tanh(x @ generator.standard_normal((columns, 20)) / np.sqrt(columns))
+        logits = sharp * inner @ generator.standard_normal((20, classes))
+        y = (logits + generator.gumbel(size=logits.shape)).argmax(1)
+        return torch.tensor(x, dtype=torch.float32), torch.tensor(y), classes
+
+    digits = _sequences()["digits row by row"]
+    return {
+        "18 columns, 7 classes": drawn(18, 7, 4.0),
+        "6 columns, 3 classes, noisy": drawn(6, 3, 1.0),
+        "digits as pixels": (digits[0].flatten(1), *digits[1:]),
+    }
+
+
+def problem(name: str) -> Problem:
+    """By "network: data", see ``NAMES``."""
+    kind, _, what = name.partition(": ")
+    x, y, classes = {**_sequences(), **_images(), **_tables()}[what]
+    makes: dict[str, Callable[[], nn.Module]] = {
+        "transformer": lambda: Transformer(x.shape[-1], x.shape[1], classes),
+        "GRU": lambda: Recurrent(x.shape[-1], classes),
+        "convolutions": lambda: convolutions(classes),
+        "perceptron": lambda: models.mlp(x.shape[1], classes, (64, 64)),
+    }
+    cut = min(ROWS, 2 * len(x) // 3)
+    mean, deviation = (x[:cut].mean(0), x[:cut].std(0).clamp_min(1e-2)) if kind == "perceptron" \
+        else (x[:cut].mean(), x[:cut].std())  # fmt: skip
+    x = (x - mean) / deviation
+    return Problem(x[:cut], y[:cut], x[cut:], y[cut:], makes[kind])
+
+
+NAMES = tuple(
+    [f"{kind}: {what}" for kind in ("transformer", "GRU") for what in _sequences()]
+    + [f"convolutions: {what}" for what in _images()]
+    + [f"perceptron: {what}" for what in _tables()]
+)
+VARIANTS: dict[str, dict[str, Any]] = {
+    "ours": {},
+    "scale 1": {"scale": 1.0},
+    "scale 4": {"scale": 4.0},
+    "scale 16": {"scale": 16.0},
+    "scale 64": {"scale": 64.0},
+    "no calibration": {"calibrate": False},
+    "three times as long": {"longer": 3.0},
+}
+
+
+def ours(given: Problem, seed: int, *, scale: float | None = None, calibrate: bool = True,
+         seconds: float | None = None) -> dict[str, Any]:  # fmt: skip
+    """Scores and what was chosen."""
+    prior = None if scale is None else rules.prior(scale)
+    torch.manual_seed(seed)
+    began = time.process_time()
+    sampler = Langevin(given.network(), likelihoods.Categorical(), prior=prior, seed=seed,
+                       calibrate=calibrate)  # fmt: skip
+    options = {} if seconds is None else {"seconds": seconds}
+    posterior = sampler.sample((given.x, given.y), progress=False, partial=True, **options)
+    took = time.process_time() - began
+    plan = posterior.plan
+    return scores(posterior.predict(given.x_test, keep_samples=False).mean, given.y_test) | {
+        "cpu_seconds": took,
+        "steps": posterior.config["steps"],
+        "execution": posterior.config["execution"],
+        "prior_scale": None if plan is None else plan.prior_scale,
+        "step_size": None if plan is None else plan.step_size,
+    }
+
+
+def scores(p: Tensor, y: Tensor) -> dict[str, Any]:
+    """NLL with its standard error over rows, accuracy, calibration error."""
+    rows = -p[torch.arange(len(y)), y].double().clamp_min(1e-30).log()
+    return {
+        "nll": float(rows.mean()),
+        "error": float(rows.std() / len(rows) ** 0.5),
+        "accuracy": metrics.accuracy(p, y),
+        "calibration": metrics.expected_calibration_error(p, y),
+    }
+
+
+def run(item: tuple[str, str, int], *, until: float, budgets: dict[str, float]) -> dict[str, Any]:
+    """One row: ours with what Adam did in its time, or a variant of ours."""
+    name, variant, seed = item
+    row: dict[str, Any] = {"problem": name, "variant": variant, "seed": seed}
+    if time.time() > until:
+        return row | {"left_out": "no time left"}
+    given = problem(name)
+    options = dict(VARIANTS[variant])
+    if longer := options.pop("longer", None):
+        options["seconds"] = longer * budgets[name]
+    try:
+        row["ours"] = ours(given, seed, **options)
+        if variant == "ours":
+            found = adam(given, "cpu", row["ours"]["cpu_seconds"])
+            row["five Adam networks"] = found
+    except Exception as error:  # a row of the table: others go on
+        row["failed"] = repr(error)
+    return row
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=1e9, help="none begins after these")
+    parser.add_argument("--longer", type=float, default=90.0, help="seconds of a longer run")
+    parser.add_argument("--only", nargs="*", default=[""], help="part of their names")
+    parser.add_argument("--variants", nargs="*", default=["ours"], choices=list(VARIANTS))
+    options = parser.parse_args()
+    names = [n for n in NAMES if any(word in n for word in options.only)]
+    items = [(n, v, s) for v in options.variants for s in range(options.seeds) for n in names]
+    job = partial(run, until=time.time() + options.seconds,
+                  budgets=dict.fromkeys(names, options.longer / 3))  # fmt: skip
+    rows = []
+    for row in side_by_side(job, items, options.jobs):
+        rows.append(row)
+        mine, other = row.get("ours", {}), row.get("five Adam networks", {})
+        print(row["problem"], row["variant"], row["seed"], row.get("failed", ""),
+              {k: v if not isinstance(v, float) else round(v, 4) for k, v in mine.items()},
+              round(other.get("nll", float("nan")), 4), flush=True)  # fmt: skip
+        options.out.write_text(json.dumps({"rows": rows} | origin("cpu"), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -40,8 +40,10 @@ def score(problem: Problem, posterior: Posterior) -> dict[str, Any]:
     """Test NLL of the averaged densities, that of every chain, and mean and sd over networks of
     the predictions (class probabilities, or the target's mean)."""
     log_p = posterior.log_likelihood(problem.x_test, problem.y_test).double()
-    values = posterior.predict(problem.x_test, sharpness=1.0).samples
+    values = posterior.predict(problem.x_test, calibrated=False).samples
     assert values is not None
+    if problem.likelihood.outputs_per_target > 1:  # with widths
+        values = posterior.followed(problem.x_test, None).flatten(0, 1)
 
     def nll(some: torch.Tensor) -> float:
         return float((math.log(len(some)) - torch.logsumexp(some, 0)).mean())

@@ -60,6 +60,10 @@ def log_likelihood(problem: Problem, outputs: Any, y: Any) -> Any:
         sigma = float(problem.likelihood.sigma)  # type: ignore[attr-defined]
         z = (y - outputs) / sigma
         return (-0.5 * z**2 - jnp.log(sigma * jnp.sqrt(2 * jnp.pi))).sum(1)
+    if kind == "HeteroscedasticGaussian":
+        mean, log_variance = jnp.split(outputs, 2, axis=1)
+        terms = (y - mean) ** 2 * jnp.exp(-log_variance) + log_variance + jnp.log(2 * jnp.pi)
+        return -terms.sum(1) / 2
     return (y * outputs - jnp.exp(outputs) - jax.scipy.special.gammaln(y + 1)).sum(1)
 
 

@@ -28,6 +28,7 @@ from blackjax.adaptation.step_size import dual_averaging_adaptation
 from blackjax.adaptation.window_adaptation import build_schedule
 
 from lab.defaults import nuts, nuts_files
+from lab.defaults.gaps import GAPS
 from lab.defaults.small import PROBLEMS, Problem
 
 #: Deviations of the prior at which chains begin, by turns: a network that says little, and one
@@ -193,7 +194,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--problem", type=int, required=True, help="number in small, from 0")
+    parser.add_argument(
+        "--problem", type=int, required=True, help="number in small and gaps, from 0"
+    )
     parser.add_argument("--scale", type=float, required=True, help="of the prior 2 scale / fan-in")
     parser.add_argument("--folder", type=Path, required=True, help="where chains are kept")
     parser.add_argument("--chain", type=int, help="which; even ones start inside, odd ones outside")
@@ -204,7 +207,7 @@ def main() -> None:
     parser.add_argument("--merge", type=Path, help="the folder of references")
     parser.add_argument("--most", type=int, default=250, help="draws of a chain that are merged")
     options = parser.parse_args()
-    problem = PROBLEMS[options.problem]()
+    problem = (*PROBLEMS, *GAPS)[options.problem]()
     variances = nuts_files.variances(problem, options.scale)
     stem = nuts_files.stem(problem)
     if options.merge:

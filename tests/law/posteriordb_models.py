@@ -118,6 +118,32 @@ def mesquite(data: dict[str, Any]) -> Model:
     return Model(Linear(6), x, d["weight"].log()[:, None], prior, _line)
 
 
+_FLAT = {"line.*": priors.Flat(), "u": priors.Positive()}
+
+
+def raw_mesquite(data: dict[str, Any]) -> Model:
+    names = ("diam1", "diam2", "canopy_height", "total_height", "density", "group")
+    x = torch.stack([_tensor(data[k]) for k in names], 1)
+    return Model(Linear(6), x, _tensor(data["weight"])[:, None], dict(_FLAT), _line)
+
+
+def nes(data: dict[str, Any]) -> Model:
+    age = _tensor(data["age_discrete"])
+    columns = [
+        *(_tensor(data[k]) for k in ("real_ideo", "race_adj")),
+        *((age == k).double() for k in (2, 3, 4)),
+        *(_tensor(data[k]) for k in ("educ1", "gender", "income")),
+    ]
+    y = _tensor(data["partyid7"])[:, None]
+    return Model(Linear(8), torch.stack(columns, 1), y, dict(_FLAT), _line)
+
+
+def logearn(data: dict[str, Any]) -> Model:
+    height, male = _tensor(data["height"]), _tensor(data["male"])
+    x = torch.stack([height, male, height * male], 1)
+    return Model(Linear(3), x, _tensor(data["earn"]).log()[:, None], dict(_FLAT), _line)
+
+
 def blr(data: dict[str, Any]) -> Model:
     prior = {"line.weight": priors.Gaussian(100.0), "u": priors.HalfNormal(10.0)}
     return Model(
@@ -190,6 +216,9 @@ MODELS: dict[str, tuple[str, Callable[[dict[str, Any]], Model]]] = {
     "arK": ("arK-arK", ark),
     "kidiq": ("kidiq-kidscore_momhsiq", kidiq),
     "mesquite": ("mesquite-logmesquite_logvas", mesquite),
+    "raw mesquite": ("mesquite-mesquite", raw_mesquite),
+    "nes": ("nes1980-nes", nes),
+    "logearn": ("earnings-logearn_interaction", logearn),
     "sblrc": ("sblrc-blr", blr),
     "eight schools": ("eight_schools-eight_schools_noncentered", eight_schools),
     "gauss mix": ("low_dim_gauss_mix-low_dim_gauss_mix", gauss_mix),

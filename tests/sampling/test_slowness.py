@@ -286,3 +286,27 @@ def test_the_remedy_names_the_cause() -> None:
     alike = recipe.Choice(1e-7, 1.05, 0.1, "", slowest=0.98, relaxation=1818.0)
     assert "larger minibatches" in run_length._remedy(alike)
     assert "denser metric" in run_length._remedy(replace(alike, slowest=1e-3))
+
+
+def test_noise_of_minibatches_that_makes_a_run_long_is_taken_by_control_variates() -> None:
+    """A linear model that its metric knows, of so many rows: a hundred times fewer steps."""
+    x, y = far_from_zero(0.0)
+    linear = sampler(preconditioners.UnitFisher(), 2)
+    plain = recipe.Choice(4e-7, 1.1, 0.04, "", "native", friction=1e-3, slowest=0.9, relaxation=2e3)
+
+    def choice(rows: float, **options: object) -> recipe.Choice:
+        problem = replace(linear.problem.on((x, y)), **options)
+        return step_size.with_anchors(plain, problem, rows, 500, USUAL)
+
+    found = choice(1e6)
+    assert found.control_variates == 500
+    assert found.step_size > 0.05
+    assert found.heat < LIMITS.mean_heat
+    assert "anchor" in found.reason
+    assert choice(1e6, clip=1.0) is plain  # gradients that do not add up
+    assert choice(1e6, likelihood=likelihoods.Gaussian("rmse")) is plain
+    short = replace(plain, relaxation=100.0)
+    problem = linear.problem.on((x, y))
+    assert step_size.with_anchors(short, problem, 1e5, 500, USUAL) is short
+    asked = step_size.with_anchors(short, replace(problem, anchors=70), 1e5, 500, USUAL)
+    assert asked.control_variates == 70

@@ -7,6 +7,7 @@ posterior and up import it.
 * ``probes``: inputs around given ones, where the same is asked
 * ``kinetic``: effective temperature of a step, noise against drift; minibatch noise
 * ``configurational``: temperature of the samples; the step-size bias indicator
+* ``funnel``: one number that says how wide others are, and the remedy
 * ``halved``: a run against the same at half the step size
 * ``exact_reference``: a posterior against Metropolis-adjusted chains (``fidelity``)
 * ``limits``: what the diagnostics look like when nothing is wrong
@@ -23,6 +24,7 @@ from natural_langevin.diagnostics.function_space import (
     mixing,
     some_components,
 )
+from natural_langevin.diagnostics.funnel import Funnel, funnel
 from natural_langevin.diagnostics.halved import Halved
 from natural_langevin.diagnostics.kinetic import Kinetic
 from natural_langevin.diagnostics.reading import Reading
@@ -33,6 +35,7 @@ __all__ = [
     "Configurational",
     "Diagnosis",
     "Fidelity",
+    "Funnel",
     "Halved",
     "Kinetic",
     "Mixing",
@@ -40,6 +43,7 @@ __all__ = [
     "Reading",
     "diagnose",
     "fidelity",
+    "funnel",
     "import_arviz",
     "mixing",
     "some_components",

@@ -23,8 +23,18 @@ class Advice:
     def _auto(self) -> bool:
         return "recipe" in self.run or "pilot" in self.run
 
+    @property
+    def _noisy(self) -> bool:
+        """Whether the noise of minibatches made the steps small: no direction is slow by itself."""
+        found = self.run.get("recipe")
+        if not isinstance(found, Mapping) or not found.get("relaxation") or found["heat"] < 0.01:
+            return False
+        return float(found["curvature"]) < 10 * float(found["slowest"])
+
     def longer(self) -> str:
         """What to do about chains that have not mixed."""
+        if self._noisy:
+            return f"the noise of minibatches allows small steps alone: {self.larger_batch()}"
         steps, missed = self.run.get("steps"), self.run.get("limit") in ("steps", "seconds")
         if "until" in self.run and missed:
             return f"raise the limit that ended the run ({self.run['limit']}=), at least threefold"

@@ -21,6 +21,7 @@ from natural_langevin.diagnostics.function_space import (
     mixing,
     said,
 )
+from natural_langevin.diagnostics.funnel import Funnel
 from natural_langevin.diagnostics.halved import Halved
 from natural_langevin.diagnostics.kinetic import Kinetic
 from natural_langevin.diagnostics.limits import distance_limit, ess_limit, rhat_limit, too_high
@@ -68,7 +69,8 @@ class Diagnosis:
     them are ``followed``, alike, and the worst number of all counts. ``rhat`` and ``ess`` hold one
     value for every number of ``mixing``; ``distances`` is (chain, chain), over ``healthy`` chains.
     ``noise``: the sizes of noise that the chains have learned, with the error that the data leave
-    in them, as a part of themselves. The two
+    in them, as a part of themselves. ``funnel``: what makes chains slow, which is said where
+    they have not mixed. The two
     temperatures are None where they were not measured. ``halved`` compares with a run at half the
     step size, by "predictions" and by tensor. ``shared``: the chains saw the same minibatches;
     ``adapting``: the metric followed the chain while draws were kept. ``advice`` knows what the run
@@ -87,6 +89,7 @@ class Diagnosis:
     beyond: dict[str, Mixing] = field(default_factory=dict)
     inputs: Mapping[str, Tensor] = field(default_factory=dict)  # of what was followed, by name
     noise: Noise | None = None
+    funnel: Funnel | None = None
     kinetic: Kinetic | None = None
     configurational: Configurational | None = None
     temperature: float = 1.0  # the smallest T > 0 among the chains
@@ -190,6 +193,8 @@ class Diagnosis:
                 f"The chains have learned noise of different size, {self.noise} (the data leave "
                 f"{self.noise.error:.0%} open): {self.advice.longer()}."
             )
+        if found and self.funnel is not None:
+            found.append(str(self.funnel))
         return found
 
     def _disagree(self, found: Mixing, count: int) -> bool:
@@ -427,6 +432,7 @@ def diagnose(
     inputs: Mapping[str, Tensor] | None = None,
     least: float = 0.0,
     noise: Noise | None = None,
+    funnel: Funnel | None = None,
     kinetic: Kinetic | None = None,
     configurational: Configurational | None = None,
     temperature: float = 1.0,
@@ -450,6 +456,7 @@ def diagnose(
         beyond=_moving(beyond or {}, shared, least),
         inputs=inputs or {},
         noise=noise,
+        funnel=funnel,
         kinetic=kinetic,
         configurational=configurational,
         temperature=temperature,

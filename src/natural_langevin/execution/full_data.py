@@ -1,6 +1,7 @@
 """What all data say of every chain at once, in pieces: losses and gradients without minibatches.
 
-For data in memory alone. A piece has at least as many rows as a minibatch, whose activations fit.
+For data in memory alone. A piece has at least as many rows as a minibatch, whose activations fit;
+more through a network of few weights, of which operator calls are what is paid for.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from natural_langevin.dynamics.control_variates import Anchor
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.types import Batch, Params
 
-#: Rows of a piece, of all chains together.
-ROWS = 4096
+#: Rows of a piece, of all chains together; and rows times weights, up to which there are more.
+ROWS, SMALL = 4096, 1 << 22
 
 
 class Pause(Protocol):
@@ -31,9 +32,10 @@ class Pause(Protocol):
         """The state that the step goes on from."""
 
 
-def pieces(stream: InMemory, chains: int) -> Iterator[tuple[Batch, bool]]:
+def pieces(stream: InMemory, params: Params) -> Iterator[tuple[Batch, bool]]:
     """All rows, (x, y), and whether they have a chain axis: where chains see rows of their own."""
-    size = max(stream.batch_size, ROWS // chains)
+    chains = len(next(iter(params.values())))
+    size = max(stream.batch_size, ROWS // chains, SMALL // sum(p.numel() for p in params.values()))
     if stream.rows is None:
         for x, y in zip(stream.x.split(size), stream.y.split(size), strict=True):
             yield (x, y), False
@@ -51,7 +53,7 @@ def mean_loss(dynamics: LangevinDynamics, state: State, stream: InMemory) -> Ten
 
     total = torch.zeros(state.chains, dtype=torch.float64, device=state.step.device)
     with torch.no_grad():
-        for (x, y), chain_axis in pieces(stream, state.chains):
+        for (x, y), chain_axis in pieces(stream, state.params):
             axis = 0 if chain_axis else None
             found = vmap(one, in_dims=(0, 0, axis, axis))
             total += found(state.params, state.likelihood, x.clone(), y)
@@ -61,7 +63,7 @@ def mean_loss(dynamics: LangevinDynamics, state: State, stream: InMemory) -> Ten
 def mean_gradient(dynamics: LangevinDynamics, state: State, stream: InMemory) -> Params:
     """d / d theta of the mean log-loss of all data: {name: (chain, *shape)}."""
     total = {k: torch.zeros_like(p) for k, p in state.params.items()}
-    for (x, y), chain_axis in pieces(stream, state.chains):
+    for (x, y), chain_axis in pieces(stream, state.params):
         found = dynamics.gradient(state, state.params, (x, y), chain_axis=chain_axis)
         share = x.shape[1 if chain_axis else 0] / stream.num_data
         total = {k: t + share * found[k] for k, t in total.items()}

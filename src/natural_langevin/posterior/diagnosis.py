@@ -78,6 +78,7 @@ def diagnose(
         inputs=inputs,
         least=LEAST_PROBABILITY if posterior.likelihood.discrete else 0.0,
         noise=_noise(posterior, pooled, predictions),
+        funnel=diagnostics.funnel(posterior.samples, pooled) if shards.whole else None,
         kinetic=_kinetic(config),
         configurational=heat,
         temperature=min([t for t in _temperatures(posterior).tolist() if t > 0], default=1.0),

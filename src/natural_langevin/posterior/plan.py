@@ -114,6 +114,7 @@ class Plan:
     step_size: float | tuple[float, ...] | None = None
     falls_from: int | None = None
     friction: float | None = None
+    control_variates: int | None = None
     end: OpenEnd | None = None
     until: str | None = None
     seconds: float | None = None
@@ -265,6 +266,7 @@ class Plan:
             ("friction", self.friction),
             ("chains", self.chains),
             ("step_size", size),
+            ("anchors", self.control_variates),
             ("batch_size", self.batch_size),
             ("start", self.start + (", then descent" if self.descent else "")),
             ("steps", steps),

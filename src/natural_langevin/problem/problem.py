@@ -143,6 +143,13 @@ class Problem:
         return self.data is not None and not isinstance(self.data, ORDERED)
 
     @property
+    def may_have_anchors(self) -> bool:
+        """Whether control variates go with it: data in memory, gradients that add up."""
+        first = next(iter(self.network.trainable().values()))
+        learns = self.likelihood.init(1, dtype=first.dtype, device=first.device)
+        return self.in_memory and self.clip is None and not learns
+
+    @property
     def weights(self) -> int:
         """How many numbers a chain samples."""
         return sum(p.numel() for p in self.network.trainable().values())

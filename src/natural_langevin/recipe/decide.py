@@ -87,6 +87,8 @@ def follow(motion: Motion, plan: Plan) -> Motion:
         found = found.on(found.problem.with_chains(plan.chains))
     if plan.friction is not None:
         found = replace(found, integrator=recipe.dynamics(plan.friction))
+    if plan.control_variates != found.problem.anchors and plan.control_variates is not None:
+        found = found.on(replace(found.problem, anchors=plan.control_variates))
     if plan.prior_scale is not None:
         found = found.on(found.problem.with_prior(recipe.prior(plan.prior_scale)))
     return found
@@ -242,7 +244,9 @@ def _by_recipe(
         prior_trial.Search(motion, downhill, batch_size, costs, limit.searching()), given,
         (x, y), num_data,
     )  # fmt: skip
-    if not given.auto:
+    if given.auto:
+        choice = step_size.with_anchors(choice, problem, num_data, batch_size, settings)
+    else:
         choice = _with_step_size(choice, given)
     log.info("step_size=%s", choice.reason)
     scale = None
@@ -258,6 +262,7 @@ def _by_recipe(
         draws=costs.draws(problem.chains.count),
         step_size=choice.step_size if given.auto else None,
         friction=choice.friction,
+        control_variates=choice.control_variates,
         until=asked.until,
         seconds=asked.seconds,
         exchange=asked.exchange,

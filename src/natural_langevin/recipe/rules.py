@@ -25,6 +25,8 @@ posterior's steepest curvature in the metric there (see ``curvature``). Then
 the first for the integrator (it is stable up to 4 / lambda, and lambda grows when chains move on
 under a frozen metric: by 4 to 10 in trials), the second for at most a tenth of heat. eta is
 constant: longer is better.
+Control variates. A model of few weights whose run minibatches of very many rows would make long
+(10^6 rows) has an anchor every 500 steps: see ``step_size.with_anchors``.
 Steps. 150 relaxation times 0.1 / eta of the directions that only the prior sees, a third of it
 burn-in; at least 2,000, and at most what a budget of operations allows (50 of them, and less work,
 where steps have no engine on a CPU: see ``cost``). Where the posterior of few weights has
@@ -136,6 +138,8 @@ class Choice:
     #: in how many steps such a direction relaxes, where it is what the length follows.
     slowest: float | None = None
     relaxation: float | None = None
+    #: Steps between two anchors of control variates, where the recipe takes them.
+    control_variates: int | None = None
 
     @staticmethod
     def most_careful(choices: list[Choice]) -> Choice:

@@ -78,8 +78,9 @@ def _remedy(choice: Choice) -> str:
     minibatches that allows small steps alone."""
     if choice.slowest is not None and (choice.curvature or 0.0) < 10 * choice.slowest:
         return (
-            "The noise of minibatches allows no larger steps: larger minibatches (batch_size=) or "
-            "Langevin(..., control_variates=...) are the remedy"
+            "The noise of minibatches allows no larger steps: larger minibatches (batch_size=), or "
+            "data in memory with a likelihood that learns nothing from batches (sigma a number or "
+            "a prior), which takes control variates by itself, are the remedy"
         )
     return (
         "Inputs of mean 0 and size 1, or a denser metric (preconditioners.FullFisher()), are the "

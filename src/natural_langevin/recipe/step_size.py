@@ -44,6 +44,7 @@ from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.preconditioners.base import FisherPreconditioner
 from natural_langevin.problem.motion import Motion
+from natural_langevin.problem.problem import Problem
 from natural_langevin.problem.step_size_checks import largest_step
 from natural_langevin.recipe import cost, slowness
 from natural_langevin.recipe.curvature import steepest
@@ -186,6 +187,41 @@ def _paced(
     return replace(
         usual, step_size=eta, curvature=steepest, friction=a, heat=heat, reason=why, relaxation=tau
     )
+
+
+def with_anchors(
+    choice: Choice, problem: Problem, num_data: float, batch: int, settings: Settings
+) -> Choice:
+    """The choice with control variates, where the noise of minibatches alone makes the run of a
+    model of few weights long: steps of two gradients without an engine, but so many fewer that they
+    take less time. Also where the user asks for them.
+
+    Draws theta and an anchor are two of the posterior: of inputs like Gaussian ones the gradients'
+    differences have 2 (d + 1) / N of the gradients' own variance, d the weights. Twice that is
+    counted."""
+    slowest, steepest, limits = choice.slowest, choice.curvature, settings.step_size
+    if slowest is None or steepest is None or not problem.may_have_anchors:
+        return choice
+    left = min(1.0, 4 * (problem.weights + 1) / num_data)
+    power = 1.0 if problem.power is None else float(problem.power.max())
+    per_step = left * power * num_data / (2 * batch * limits.friction)
+    usual = _choice(steepest, per_step, batch, num_data, "eager with control variates", limits)
+    epochs = slowness.Epochs(num_data, batch, False, limits, left * power)
+    found = _paced(usual, [slowest, steepest], epochs, settings)
+    asked = problem.anchors is not None
+
+    def steps(one: Choice) -> float:
+        if one.relaxation is not None:
+            return max(settings.length.fewest, limits.relaxations * one.relaxation)
+        return usual_steps(one.step_size, one.way, settings, settings.cost.usual)
+
+    slower = settings.length.most / settings.length.most_eager  # of a step without an engine
+    if not asked and steps(choice) <= slower * steps(found):
+        return choice
+    every = problem.anchors or min(math.ceil(num_data / batch), settings.length.fewest // 4)
+    why = f"{found.reason}, with the control variates of an anchor every {every} steps"
+    kept = {k: getattr(choice, k) for k in ("prior_scale", "sharpness", "spread")}
+    return replace(found, control_variates=every, reason=why, **kept)
 
 
 def _bearable(usual: Choice, curvatures: list[float], epochs: slowness.Epochs) -> Choice:

@@ -1,0 +1,64 @@
+"""Funnels: one number that says how wide others are, as in a hierarchical model in centred form.
+
+Where theta_j ~ N(mu, e^(2 u)) is sampled as it stands, the width of every theta_j follows u, steps
+that suit the wide end are far too long at the narrow one, and chains do not get there. In the draws
+u is correlated with ln (theta_j - median)^2, by sd / sqrt(sd^2 + 4.9) where 2 u has this sd, for
+many j at once. Independent numbers have no such correlation, nor those of a linear model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+#: Numbers whose widths must follow one; the least rank correlation; models with more are networks,
+#: whose weights have other reasons.
+FEWEST, LEAST, MOST_WEIGHTS = 3, 0.35, 100
+
+
+class Funnel(NamedTuple):
+    """``scale`` names the number that ``followers`` of others follow, in the median with the rank
+    ``correlation``."""
+
+    scale: str
+    followers: tuple[str, ...]
+    correlation: float
+
+    def __str__(self) -> str:
+        more = f" and {len(self.followers) - 2} others" if len(self.followers) > 2 else ""
+        return (
+            f"The widths of {', '.join(self.followers[:2])}{more} follow {self.scale} (rank "
+            f"correlation {self.correlation:.2f}): a funnel, as a hierarchical model in centred "
+            "form has. Write it non-centred: z ~ N(0, 1) as the parameter, and mean + scale * z in "
+            "the place of what was sampled."
+        )
+
+
+def funnel(samples: Mapping[str, Tensor], healthy: list[int]) -> Funnel | None:
+    """The clearest funnel in draws (chain, draw, *shape) of few weights, if there is one."""
+    sizes = {k: v[0, 0].numel() for k, v in samples.items()}
+    if not FEWEST < sum(sizes.values()) <= MOST_WEIGHTS:
+        return None
+    names = [f"{k}[{j}]" if n > 1 else k for k, n in sizes.items() for j in range(n)]
+    kept = {k: v[healthy].double().cpu().flatten(2) for k, v in samples.items()}
+    values = np.concatenate([v.flatten(0, 1).numpy() for v in kept.values()], 1)
+    if len(values) < 4 or not np.isfinite(values).all():
+        return None
+    found = _ranks(values).T @ _ranks(np.abs(values - np.median(values, 0))) / len(values)
+    np.fill_diagonal(found, 0.0)
+    best = int((found > LEAST).sum(1).argmax())
+    which = np.flatnonzero(found[best] > LEAST)
+    if len(which) < FEWEST:
+        return None
+    middle = float(np.median(found[best][which]))
+    return Funnel(names[best], tuple(names[j] for j in which), middle)
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks of every column, of mean 0 and variance 1 (0 where nothing moves)."""
+    ranks = values.argsort(0).argsort(0).astype(float)
+    moving = values.std(0) > 0
+    return moving * (ranks - ranks.mean(0)) / max(ranks.std(0).max(), 1e-300)

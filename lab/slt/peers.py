@@ -38,7 +38,7 @@ class Batches(DataLoader[tuple[Tensor, ...]]):
 
     def __iter__(self) -> Any:
         data: Any = self.dataset
-        for rows in torch.randperm(len(data)).split(BATCH):
+        for rows in torch.randperm(len(data)).split(self.batch_size or BATCH):
             yield [t[rows] for t in data.tensors]
 
 

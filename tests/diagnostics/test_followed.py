@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from natural_langevin import Posterior, likelihoods
+from natural_langevin import Langevin, Posterior, likelihoods
 from natural_langevin.diagnostics import diagnose, probes
 from natural_langevin.likelihoods import Likelihood
 
@@ -129,6 +129,25 @@ def test_inputs_that_are_no_rows_of_numbers_have_no_probes() -> None:
     assert probes.around(torch.arange(12).reshape(6, 2)) == {}  # tokens
     assert probes.around((normal(20, 3) > 0).double()) == {}  # flags
     assert "corners" not in probes.around(normal(50, 40))
+
+
+def test_numbers_that_an_embedding_looks_up_keep_to_those_seen() -> None:
+    class Levels(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.out = nn.Embedding(6, 2), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(torch.cat([self.table(x[:, 0].long()), x[:, 1:]], 1))
+
+    torch.manual_seed(0)
+    x = torch.stack([torch.arange(40.0) % 6, torch.randn(40)], 1)
+    sampler = Langevin(Levels(), likelihoods.Categorical(), step_size=1e-3, chains=4)
+    found = sampler.sample((x, (x[:, 1] > 0).long()), 20, batch_size=20, progress=False)
+    assert "outside" in found.diagnose(x).beyond  # an index beyond the table would be an error
+    moved = probes.around(x.double(), looked_up=True)["outside"]
+    assert set(moved[:, 0].tolist()) <= set(range(6))
+    assert moved[:, 1].abs().max() > x[:, 1].abs().max()
 
 
 def test_chains_that_do_not_move_have_no_number_of_sixteen_digits() -> None:

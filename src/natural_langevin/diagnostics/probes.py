@@ -7,7 +7,8 @@ Of rows of numbers, at most ``COUNT`` of every kind, always the same ones for th
 * corners: of the box of all rows, half as wide again; of few columns alone
 * shuffled columns: every column's own numbers, in an order of their own
 
-A column of at most two values (a flag, one of several indicators) is not moved beyond them.
+A column of at most two values (a flag, one of several indicators) is not moved beyond them; nor
+are whole numbers where a network may look them up (it has an embedding).
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ WIDER = 1.5
 MOST_COLUMNS = 16
 
 
-def around(x: Tensor) -> dict[str, Tensor]:
+def around(x: Tensor, *, looked_up: bool = False) -> dict[str, Tensor]:
     """Probes around rows x (n, columns), by kind; none where x is not such a table of numbers.
+    ``looked_up``: columns of whole numbers may be numbers of levels.
 
     >>> {k: v.flatten().tolist() for k, v in around(torch.tensor([[0.0], [1.0], [2.0]])).items()}
     {'between rows': [1.5, 1.0, 0.5], 'outside': [-0.5, 2.5, 1.0], 'corners': [-0.5, 2.5]}
@@ -33,6 +35,8 @@ def around(x: Tensor) -> dict[str, Tensor]:
     if x.ndim != 2 or not x.is_floating_point() or len(x) < 3 or not bool(x.isfinite().all()):
         return {}
     moving = torch.tensor([len(column.unique()) > 2 for column in x.T], device=x.device)
+    if looked_up:
+        moving &= (x != x.round()).any(0)
     if not bool(moving.any()):
         return {}
     mean, scale = x.mean(0), x.std(0).clamp_min(torch.finfo(x.dtype).tiny)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from natural_langevin import diagnostics
 from natural_langevin._internal.chains import likelihood_powers
@@ -55,7 +55,11 @@ def diagnose(
     config, shards = posterior.config, posterior.shards
     pooled = posterior.chosen(chains)
     x = torch.cat(list(posterior.signature.batches(x, batch_size)))
-    around = probes.around(x) if beyond and not posterior.signature.packed else {}
+    around = {}
+    if beyond and not posterior.signature.packed:
+        tables = (nn.Embedding, nn.EmbeddingBag)
+        looked_up = any(isinstance(m, tables) for m in posterior.template.modules())
+        around = probes.around(x, looked_up=looked_up)
     inputs = {"predictions": x} | around
     sizes = [len(rows) for rows in inputs.values()]
     outputs = followed(posterior, torch.cat(list(inputs.values())), pooled).split(sizes, 2)

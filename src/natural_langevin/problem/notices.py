@@ -126,8 +126,8 @@ def _most_certain(classes: int) -> float:
 
 def _of_inputs(model: nn.Module, signature: Signature, x: Tensor) -> Iterator[str]:
     first = next((m for m in model.modules() if not [*m.children()]), None)
-    if isinstance(first, _BatchNorm | nn.LayerNorm | nn.GroupNorm):
-        return  # which scales them itself
+    if isinstance(first, _BatchNorm | nn.LayerNorm | nn.GroupNorm | nn.Embedding):
+        return  # which scales them itself, or looks them up
     for part, value in signature.parts(x):
         if part.kind != "real":
             continue

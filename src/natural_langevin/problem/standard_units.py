@@ -126,8 +126,8 @@ def _of_inputs(model: nn.Module, x: Tensor) -> Iterator[Columns]:
     """Columns of inputs that are not of size about one, for every layer that may see them. Of
     pixels the whole matters, and zeros beyond the edges stay zeros."""
     first = next((m for m in model.modules() if not [*m.children()]), None)
-    if isinstance(first, _BatchNorm | nn.LayerNorm | nn.GroupNorm):
-        return  # which scales them itself
+    if isinstance(first, _BatchNorm | nn.LayerNorm | nn.GroupNorm | nn.Embedding):
+        return  # which scales them itself, or looks them up
     rows = _some(x)
     flat = rows.ndim == 2
     size = rows.square().mean(0).sqrt() if flat else rows.square().mean().sqrt().reshape(1)

@@ -5,14 +5,16 @@
 One table: a row is a case, its figures, the goal, whether it is met, and what the run says itself
 (``said``). A row that is missed and silent is the worst there is. Rows that the file holds already
 are not run again, so that it can be made in pieces; with ``--again`` they are, and the figures
-before stay in the row (``before``).
+before stay in the row (``before``). With ``--jobs`` cases run side by side, and so do the seeds and
+data sets of errors and coverage.
 
 * errors: the standard deviation over seeds, divided by the Monte-Carlo error that a run reports, in
   the median over predictions and of the NLL; a linear model whose chains mix, a network whose
   chains do not
-* laws: the posterior of a linear model, which is known; the same in other units
+* laws: the posterior of a linear model, which is known; the same in other units; of 10^6 rows
 * references: Stan's reference posteriors (see ``lab.posteriordb``), four chains
-* nuts: small networks against stored NUTS runs (see ``lab.defaults.against_nuts``)
+* nuts: small networks, some with gaps, ends and corners, against stored NUTS runs (see
+  ``lab.defaults.against_nuts``), at all test rows and beyond the data
 * coverage: data sets drawn from the prior; how often 95 % intervals of the function hold it, inside
   of the data and outside; and of new targets, with eight rows and noise that is sampled
 * provocations: runs that are wrong by construction, which must say so
@@ -24,10 +26,8 @@ import argparse
 import functools
 import logging
 import math
-import multiprocessing
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,9 @@ from torch import Tensor, nn
 
 from lab.command import CommandError, at_least, guarded, say, show
 from lab.defaults import against_nuts, nuts_files
-from lab.defaults.small import PROBLEMS
+from lab.defaults.gaps import GAPS
+from lab.defaults.small import PROBLEMS, Problem
+from lab.jobs import side_by_side
 from lab.results import open_results, write_results
 from natural_langevin import Langevin, Posterior, likelihoods, models, priors
 from natural_langevin.experiments.origin import origin
@@ -66,44 +68,55 @@ def _sample(
     return sampler.sample(data, steps=steps, progress=False)
 
 
-def spread_over_error(network: Callable[[], nn.Module], steps: int, seeds: int) -> Row:
-    """Of ``seeds`` runs: sd over them / root mean square of what they report."""
+def _reported(network: Callable[[], nn.Module], steps: int, seed: int) -> dict[str, Any]:
+    """What a run says, with the errors that it reports."""
     x, test = wave(60), wave(200, seed=1)
-    means, errors, nll, nll_error, rhats = [], [], [], [], []
-    for seed in range(seeds):
-        found = _sample(network(), x, seed=seed, steps=steps, prior=priors.Gaussian(1.0))
-        said, scores = found.predict(test[0], sharpness=1.0), found.evaluate(*test, sharpness=1.0)
-        means.append(said.mean.double().flatten())
-        assert said.error is not None
-        errors.append(said.error.double().flatten())
-        nll.append(scores.nll)
-        nll_error.append(scores.nll_error)
-        rhat = found.diagnose(test[0][:40], beyond=False).rhat
-        rhats.append(float(rhat.max()) if rhat is not None else math.nan)
-    ratio = torch.stack(means).std(0) / torch.stack(errors).square().mean(0).sqrt()
-    of_nll = torch.tensor(nll).std() / torch.tensor(nll_error).square().mean().sqrt()
+    found = _sample(network(), x, seed=seed, steps=steps, prior=priors.Gaussian(1.0))
+    said, scores = found.predict(test[0], calibrated=False), found.evaluate(*test, calibrated=False)
+    assert said.error is not None
+    rhat = found.diagnose(test[0][:40], beyond=False).rhat
+    return {
+        "mean": said.mean.double().flatten(), "error": said.error.double().flatten(),
+        "nll": scores.nll, "nll_error": scores.nll_error,
+        "rhat": float(rhat.max()) if rhat is not None else math.nan,
+    }  # fmt: skip
+
+
+def spread_over_error(
+    network: Callable[[], nn.Module], steps: int, seeds: int, jobs: int = 1
+) -> Row:
+    """Of ``seeds`` runs: sd over them / root mean square of what they report."""
+    one = functools.partial(_reported, network, steps)
+    runs = list(side_by_side(one, range(seeds), jobs))
+    every = {k: torch.stack([torch.as_tensor(r[k]) for r in runs]).double() for k in runs[0]}
+    ratio = every["mean"].std(0) / every["error"].square().mean(0).sqrt()
+    of_nll = every["nll"].std() / every["nll_error"].square().mean().sqrt()
     middle = float(ratio.median())
     return {
         "figures": {
             "median": round(middle, 3), "quantile_90": round(float(ratio.quantile(0.9)), 3),
             "nll": round(float(of_nll), 3), "seeds": seeds, "steps": steps,
-            "rhat": [round(r, 3) for r in rhats],
+            "rhat": [round(r, 3) for r in every["rhat"].tolist()],
         },
         "goal": "median .8 to 1.2", "met": 0.8 <= middle <= 1.2,
     }  # fmt: skip
 
 
-def errors(seeds: int, sets: int) -> Iterator[Case]:
+def _line() -> nn.Module:
+    return nn.Linear(1, 1)
+
+
+def errors(seeds: int, sets: int, jobs: int = 1) -> Iterator[Case]:
     """Mixed and unmixed runs; as many seeds as ``sets``, since a spread needs them."""
-    yield "linear model, mixed", lambda: spread_over_error(lambda: nn.Linear(1, 1), 3000, sets)
-    yield "1-16-1, mixed badly", lambda: spread_over_error(_network, 2500, sets)
+    yield "linear model, mixed", lambda: spread_over_error(_line, 3000, sets, jobs)
+    yield "1-16-1, mixed badly", lambda: spread_over_error(_network, 2500, sets, jobs)
 
 
-def exact_law(scale: float, seed: int) -> Row:
+def exact_law(scale: float, seed: int, rows: int = 80) -> Row:
     """A linear model under N(0, 1) with known noise: mean and sd against the exact posterior."""
     g = torch.Generator().manual_seed(0)
-    x = torch.randn(80, 3, generator=g)
-    y = x @ torch.tensor([[1.0], [-0.5], [0.2]]) + 0.3 * torch.randn(80, 1, generator=g)
+    x = torch.randn(rows, 3, generator=g)
+    y = x @ torch.tensor([[1.0], [-0.5], [0.2]]) + 0.3 * torch.randn(rows, 1, generator=g)
     noise, width = 0.3 * scale, scale
     found = _sample(
         nn.Linear(3, 1, bias=False), (x, scale * y), seed=seed,
@@ -116,9 +129,12 @@ def exact_law(scale: float, seed: int) -> Row:
     sd = covariance.diagonal().sqrt()
     off, ratio = (draws.mean(0) - mean) / sd, draws.std(0) / sd
     looked = found.diagnose(x[:20], parameters=["weight"])
-    ess = float(looked.parameters["weight"].ess.min())
+    of_weights = looked.parameters["weight"]
+    ess = min(float(of_weights.ess.min()), float(len(draws)))
+    assert of_weights.rhat is not None
     figures = {"mean": round(float(off.abs().max()), 3),
-               "sd": round(float((ratio - 1).abs().max()), 3), "ess": round(ess)}  # fmt: skip
+               "sd": round(float((ratio - 1).abs().max()), 3), "ess": round(ess),
+               "largest rhat": round(float(of_weights.rhat.max()), 3)}  # fmt: skip
     met = figures["mean"] < 0.1 and figures["sd"] < 0.05 + 3 * (2 * ess) ** -0.5
     goal = "mean .1 sd, sd 5 % beyond 3 errors"
     return {"figures": figures, "goal": goal, "met": met, "said": looked.verdicts}
@@ -129,6 +145,7 @@ def laws(seeds: int, sets: int) -> Iterator[Case]:
     for seed in range(seeds):
         yield f"linear model, seed {seed}", functools.partial(exact_law, 1.0, seed)
     yield "linear model, units of 1,000", functools.partial(exact_law, 1000.0, 0)
+    yield "linear model, 1,000,000 rows", functools.partial(exact_law, 1.0, 0, 1_000_000)
 
 
 def references(seeds: int, sets: int) -> Iterator[Case]:
@@ -144,23 +161,30 @@ def references(seeds: int, sets: int) -> Iterator[Case]:
 
     for name in posteriordb.MODELS:
         for batch in posteriordb.BATCHES:
-            yield f"{name}, {batch}", functools.partial(one, name, batch)
+            if batch == "all" or name != "eight schools":  # eight data
+                yield f"{name}, {batch}", functools.partial(one, name, batch)
 
 
 def nuts(seeds: int, sets: int) -> Iterator[Case]:
     """Problems whose NUTS run is stored."""
     folder = ROOT / "results" / "nuts"
 
-    def one(number: int, seed: int) -> Row:
-        found = against_nuts.compare(PROBLEMS[number](), seed, folder)
-        figures = {k: round(found[k], 3) for k in ("distance_in_sd", "sd_ratio", "nll_difference")}
+    def one(make: Callable[[], Problem], seed: int) -> Row:
+        found = against_nuts.compare(make(), seed, folder)
+        names = ("distance_in_sd", "sd_ratio", "nll_difference", "seconds")
+        figures = {k: round(found[k], 3) for k in names}
         met = figures["distance_in_sd"] < 0.15 and abs(figures["sd_ratio"] - 1) < 0.1
-        return {"figures": figures, "goal": "means .15 sd, sds 10 %", "met": met}
+        goal = "means .15 sd, sds 10 %"
+        if make in GAPS:
+            figures["beyond"] = round(found["sd_ratio_beyond"], 3)
+            met = met and abs(figures["beyond"] - 1) < 0.1 and figures["nll_difference"] < 0.05
+            goal += ", also beyond the data; NLL .05"
+        return {"figures": figures, "goal": goal, "met": met, "said": found["verdicts"]}
 
-    for number, problem in enumerate(PROBLEMS):
-        if nuts_files.stored_scale(problem(), folder) is not None:
+    for make in (*PROBLEMS, *GAPS):
+        if nuts_files.stored_scale(make(), folder) is not None:
             for seed in range(seeds):
-                yield f"{problem().name}, seed {seed}", functools.partial(one, number, seed)
+                yield f"{make().name}, seed {seed}", functools.partial(one, make, seed)
 
 
 PLACES = {"inside": [-0.8, -0.4, 0.0, 0.4, 0.8], "-2": [-2.0], "2": [2.0], "3": [3.0]}
@@ -218,12 +242,7 @@ def held(one: Callable[[int], list[bool]], places: dict[str, int], sets: int, jo
     """Over ``sets`` data sets, ``jobs`` at a time; ``places``: what the intervals are of, and how
     many there are of each. The error is that of data sets."""
     logging.getLogger("natural_langevin").setLevel(logging.ERROR)
-    if jobs == 1:
-        found = [one(number) for number in range(sets)]
-    else:
-        spawned = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(jobs, mp_context=spawned) as pool:
-            found = list(pool.map(one, range(sets)))
+    found = list(side_by_side(one, range(sets), jobs))
     parts = torch.tensor(found).double().split(list(places.values()), 1)
     figures: dict[str, Any] = {}
     met = True
@@ -273,6 +292,43 @@ def _funnel() -> Row:
             "said": said}  # fmt: skip
 
 
+class CentredSchools(nn.Module):
+    """Eight schools as they stand: theta_j ~ N(mu, e^(2 u)) beside what was measured of school j,
+    (8 indicators, its error)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.theta, self.mu = nn.Parameter(torch.zeros(8)), nn.Parameter(torch.zeros(1))
+        self.u = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        theta = x[:, :8] @ self.theta
+        parts = [theta, x[:, 8], self.mu.expand_as(theta), self.u.expand_as(theta)]
+        return torch.stack(parts, -1)
+
+
+def _centred_loss(outputs: Tensor, y: Tensor) -> Tensor:
+    theta, error, mu, u = outputs.unbind(-1)
+    off, apart = (y.reshape(theta.shape) - theta) / error, (theta - mu) * (-u).exp()
+    return (off.square() + apart.square()) / 2 + error.log() + u
+
+
+def _centred(steps: int | None = None) -> Row:
+    y = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])[:, None]
+    error = torch.tensor([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])[:, None]
+    x = torch.cat([torch.eye(8), error], 1)
+    prior = {"theta": priors.Flat(), "mu": priors.Gaussian(25.0), "u": priors.HalfCauchy(5.0)}
+    found = _sample(CentredSchools(), (x, y), steps=steps, prior=prior,
+                    likelihood=likelihoods.LogLoss(_centred_loss))  # fmt: skip
+    tau = found.samples["u"][found.healthy].double().exp()
+    said = found.diagnose(x, parameters=["u"]).verdicts
+    figures = {"tau": round(float(tau.mean()), 2), "its sd": round(float(tau.std()), 2)}
+    right = abs(figures["tau"] - 3.6) < 0.32 and abs(figures["its sd"] / 3.2 - 1) < 0.05
+    named = any("non-centred" in v for v in said)
+    return {"figures": figures, "goal": "tau 3.6, sd 3.2, or the remedy said",
+            "met": right or named, "said": said}  # fmt: skip
+
+
 def _two_modes() -> Row:
     """Chains begin at variances e^-6 and e^2 and are far too short to meet."""
     x, y = wave(40)
@@ -305,6 +361,7 @@ def provocations(seeds: int, sets: int) -> Iterator[Case]:
     yield "a variance in two modes", _two_modes
     yield "seconds=5", _time_limit
     yield "Neal's funnel", _funnel
+    yield "centred eight schools", _centred
 
 
 PARTS: dict[str, Callable[..., Iterator[Case]]] = {
@@ -313,17 +370,42 @@ PARTS: dict[str, Callable[..., Iterator[Case]]] = {
 }  # fmt: skip
 
 
+#: Parts whose cases are run one after the other, each in as many processes as there may be.
+SPREAD = ("errors", "coverage")
+
+
 def rows(results: dict[str, Any]) -> list[tuple[str, ...]]:
-    """The table's rows: part, case, figures, goal, met, what is said."""
+    """The table's rows: part, case, figures, those before, goal, met, what is said."""
+
+    def shown(figures: dict[str, Any]) -> str:
+        return ", ".join(f"{k} {v}" for k, v in figures.items() if k != "rhat")
+
     found = []
     for name, row in results["rows"].items():
         part, case = name.split(": ", 1)
-        figures = ", ".join(f"{k} {v}" for k, v in row["figures"].items() if k != "rhat")
         said = " ".join(row.get("said") or [])
         silent = "" if row["met"] or said else "silent"
-        found.append((part, case, figures, row["goal"], "yes" if row["met"] else "**no**",
-                      f"{said[:90]}…" if len(said) > 90 else said or silent))  # fmt: skip
+        met = "yes" if row["met"] else "**no**"
+        found.append((part, case, shown(row["figures"]), shown(row.get("before", {})), row["goal"],
+                      met, f"{said[:90]}…" if len(said) > 90 else said or silent))  # fmt: skip
     return found
+
+
+def _run(run: Callable[[], Row]) -> Row:
+    began = time.perf_counter()
+    logging.getLogger("natural_langevin").setLevel(logging.ERROR)
+    try:
+        row = run()
+    except (ValueError, RuntimeError, ArithmeticError) as error:  # a row like others
+        row = {"figures": {}, "goal": "a run", "met": False, "said": [str(error)]}
+    row["taken"] = round(time.perf_counter() - began, 1)
+    return row | {"origin": origin("cpu")}
+
+
+def _by_name(options: tuple[int, int], name: tuple[str, str]) -> tuple[str, Row]:
+    """A case that another process is to run."""
+    part, case = name
+    return f"{part}: {case}", _run(dict(PARTS[part](*options))[case])
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -332,32 +414,36 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS))
     parser.add_argument("--seeds", type=at_least(1), default=2)
     parser.add_argument("--sets", type=at_least(2), default=20, help="data sets, seeds of errors")
-    parser.add_argument("--jobs", type=at_least(1), default=1, help="data sets at a time")
+    parser.add_argument("--jobs", type=at_least(1), default=1, help="processes at a time")
+    parser.add_argument("--only", default="", help="cases whose name has this in it")
     parser.add_argument("--again", action="store_true", help="rows that are there as well")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "audit.json")
     options = parser.parse_args(arguments)
-    logging.getLogger("natural_langevin").setLevel(logging.ERROR)
     settings = {"seeds": options.seeds, "sets": options.sets}
     results = open_results(options.out, settings, {}, CommandError)
-    for part in options.parts:
-        more = {"jobs": options.jobs} if part == "coverage" else {}
-        for case, run in PARTS[part](options.seeds, options.sets, **more):
-            name = f"{part}: {case}"
-            known = results["rows"].get(name)
-            if known is not None and not options.again:
-                continue
-            say(name)
-            began = time.perf_counter()
-            try:
-                row = run()
-            except (ValueError, RuntimeError, ArithmeticError) as error:  # a row like others
-                row = {"figures": {}, "goal": "a run", "met": False, "said": [str(error)]}
-            if known is not None:
-                row["before"] = known.get("before", known["figures"])
-            row["taken"] = round(time.perf_counter() - began, 1)
-            results["rows"][name] = row | {"origin": origin("cpu")}
-            write_results(options.out, results)
-    columns = ("part", "case", "figures", "goal", "met", "said")
+
+    def wanted(part: str, **more: int) -> dict[str, Callable[[], Row]]:
+        cases = dict(PARTS[part](options.seeds, options.sets, **more))
+        known = () if options.again else results["rows"]
+        return {c: cases[c] for c in cases if options.only in c and f"{part}: {c}" not in known}
+
+    def keep(name: str, row: Row) -> None:
+        say(name)
+        known = results["rows"].get(name)
+        if known is not None:
+            row["before"] = known.get("before", known["figures"])
+        results["rows"][name] = row
+        write_results(options.out, results)
+
+    beside = [part for part in options.parts if part not in SPREAD]
+    names = [(part, case) for part in beside for case in wanted(part)]
+    work = functools.partial(_by_name, (options.seeds, options.sets))
+    for name, row in side_by_side(work, names, options.jobs):
+        keep(name, row)
+    for part in set(options.parts) - set(beside):
+        for case, run in wanted(part, jobs=options.jobs).items():
+            keep(f"{part}: {case}", _run(run))
+    columns = ("part", "case", "figures", "before", "goal", "met", "said")
     show(columns, rows(results))
 
 

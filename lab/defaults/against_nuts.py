@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lab.defaults import nuts_files, record
+from lab.defaults import gaps, nuts_files, record
 from lab.defaults.small import PROBLEMS, Problem
 from lab.pages import markdown
 from natural_langevin import Langevin, Posterior
@@ -80,6 +80,9 @@ def compare(problem: Problem, seed: int, folder: Path, **lengths: int) -> dict[s
     mean, sd = (torch.from_numpy(true[k]).flatten().double() for k in ("mean", "sd"))
     open_ = sd > 0.01 * sd.max()  # a class that nobody doubts has no deviation to divide by
     ratio, apart = (found["sd"] / sd)[open_], ((found["mean"] - mean) / sd)[open_]
+    outside = gaps.beyond(problem) if problem.x.ndim == 2 else torch.zeros(0)
+    outside = outside[:, None].expand(-1, sd.numel() // len(problem.x_test)).flatten()
+    beyond = outside.bool() if bool(outside.any()) else torch.ones_like(sd).bool()
     return {
         "seed": seed,
         "seconds": seconds,
@@ -93,6 +96,8 @@ def compare(problem: Problem, seed: int, folder: Path, **lengths: int) -> dict[s
         "nll_difference": found["nll"] - float(true["nll"]),
         "nuts_nll_of_chains": true["nll_of_chains"].tolist(),
         "sd_ratio": float(found["sd"].mean() / sd.mean()),
+        "sd_ratio_beyond": float(found["sd"][beyond].mean() / sd[beyond].mean()),
+        "verdicts": posterior.diagnose(problem.x[:32]).verdicts,
         "sd_ratio_median": float(ratio.median()),
         "distance_in_sd": float(apart.square().mean().sqrt()),
         "nuts_seconds": float(true["seconds"]),

@@ -75,8 +75,9 @@ def test_shapes_that_resolve_takes() -> None:
 @pytest.mark.parametrize(
     ("parameter", "mean", "words"),
     [
-        (torch.zeros(4), torch.ones(4), ["mean[None]", "expand(4, 4)"]),
-        (torch.zeros(4), [0.0, 1.0, 2.0, 3.0], ["mean[None]", "4 chains"]),
+        (torch.zeros(4), torch.ones(4), ["mean.reshape(1, 4)", "expand(4, 4)"]),
+        (torch.zeros(4), [0.0, 1.0, 2.0, 3.0], ["mean.reshape(1, 4)", "4 chains"]),
+        (torch.zeros(1, 4), torch.ones(4), ["mean.reshape(1, 1, 4)", "expand(4, 1, 4)"]),
         (torch.zeros(2, 3), torch.ones(3, 2), ["(3, 2)", "'w' of shape (2, 3)", "priors.around"]),
         (torch.zeros(2, 3), torch.ones(3, 2, 3), ["(3, 2, 3)", "4 chains"]),
     ],

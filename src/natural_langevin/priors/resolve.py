@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
@@ -101,11 +102,12 @@ def _with_placed_mean(name: str, prior: Prior, parameter: Tensor | None, chains:
         return prior
     shape = None if parameter is None else tuple(parameter.shape)
     of_chains, of_weights = mean.shape == (chains,), mean.shape == shape
-    if of_chains and of_weights and chains > 1:
+    if of_chains and shape is not None and math.prod(shape) == chains > 1:
+        ones = (1,) * len(shape)
         raise ValueError(
             f"mean has {chains} values for {chains} chains and for the {chains} weights of "
-            f"{name!r}: give mean[None] if they belong to the weights, "
-            f"mean[:, None].expand({chains}, {chains}) if they belong to the chains"
+            f"{name!r}: give mean.reshape{(1, *shape)} if they belong to the weights, "
+            f"mean.reshape{(-1, *ones)}.expand{(chains, *shape)} if they belong to the chains"
         )
     if of_chains and not of_weights:
         return prior

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from dataclasses import replace
 
@@ -128,6 +129,11 @@ def test_a_pilot_goes_on_while_curvature_changes_and_steps_are_cheap(
         plan = sampler.plan(data)
         assert seen == stops
         assert plan.measured["curvature"] is not None
+    seen.clear()
+    moments = itertools.count(step=1000.0)
+    monkeypatch.setattr(step_size, "clock", lambda: next(moments))
+    sampler.plan(data, seconds=5.0)
+    assert seen == [1, 50]  # more would take longer than the whole call may
 
 
 @pytest.mark.parametrize("native", [False, True])

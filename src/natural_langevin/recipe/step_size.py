@@ -54,7 +54,7 @@ from natural_langevin.recipe.settings import Search, Settings, StepSize
 from natural_langevin.run import descent
 from natural_langevin.run.collector import finite_chains
 from natural_langevin.run.loop import DivergenceError
-from natural_langevin.run.time_limit import NO_LIMIT, TimeLimit
+from natural_langevin.run.time_limit import NO_LIMIT, TimeLimit, clock
 from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
@@ -93,7 +93,7 @@ def by_curvature(
             pattern=pattern if costs.budget.spares else None, limit=limit,
         )  # fmt: skip
     stops = costs.pilot_steps(len(ids) * batch_size)
-    lam, state, way = _pilot(motion, moves, state, stream, num_data, some, stops, settings)
+    lam, state, way = _pilot(motion, moves, state, stream, num_data, some, stops, settings, limit)
     limits = settings.step_size
     heat = _heat(moves, state, num_data, stream.batch_size, limits.friction)
     choices = [
@@ -125,16 +125,21 @@ def _pilot(
     some: tuple[Tensor, Tensor],
     stops: tuple[int, ...],
     settings: Settings,
+    limit: TimeLimit,
 ) -> tuple[Tensor, State, str]:
     """The steepest curvature of every chain on ``some`` rows, NaN where none was found, where the
     pilot ended, and how its steps were run."""
     lam, done = torch.full((state.chains,), math.nan, dtype=torch.float64), 0
     eta = torch.zeros_like(lam)  # the first batch is for the metric: no step is known to be safe
-    pilot, limits = settings.pilot, settings.step_size
+    pilot, limits, pace = settings.pilot, settings.step_size, 0.0
     for stop in stops:
+        if done >= pilot.fewest and not limit.allows((stop - done) * pace):
+            log.info("the pilot ends after %d steps: the time is for the run", done)
+            break
+        began, more = clock(), stop - done
         rates = motion.rates(0, stop, eta, chains=state.chains)
         engine = Engine(moves, stream, rates, num_data, mode=choose_mode(motion.compile))
-        state, _ = engine.run(state, done, stop - done)
+        state, _ = engine.run(state, done, more)
         done = stop
         try:
             found = steepest(moves, state, some, num_data, pilot.iterations).double().cpu()
@@ -145,6 +150,7 @@ def _pilot(
         if not bool(known.any()):
             break
         log.debug("curvature in the metric after %d steps: %s", stop, found.tolist())
+        pace = (clock() - began) / more
         before, lam = lam, torch.where(known, found, lam)
         eta = (limits.steepness / lam.clamp_min(1e-12)).clamp_max(limits.largest)
         eta = torch.where(torch.isfinite(eta), eta, limits.fallback)

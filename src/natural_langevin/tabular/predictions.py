@@ -74,7 +74,9 @@ def write_predictions(
                 f"{did_you_mean(name, tuple(source.names))}"
             )
     writer, shown = csv.writer(out, lineterminator="\n"), str if formulas else escaped
-    header = columns(run, interval, zero=learned.outcome.two_parts or learned.outcome.task == "count")
+    header = columns(
+        run, interval, zero=learned.outcome.two_parts or learned.outcome.task == "count"
+    )
     writer.writerow(map(shown, [*keep, *header]))
     count = noted = unpredicted = 0
     for chunk in source.chunks(CHUNK):

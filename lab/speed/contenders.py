@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from lab.speed import ours, peers, plain
-from lab.speed.contender import Contender
+from lab.speed.contender import Contender, Ready
 from lab.speed.problems import LARGE, SMALL
+from natural_langevin.experiments import bench
 
 REFERENCE = "SGD, eager"
 #: Networks that the peers' code here knows.
@@ -18,22 +19,28 @@ MLPS = ("mlp", *SMALL)
 #: Networks that are measured in training loops of one's own too.
 LOOPS = ("transformer", *LARGE)
 
+
+def loop(build: Callable[..., bench.Way], **options: Any) -> Callable[..., Ready]:
+    """One of the loops of ``natural-langevin bench``."""
+    return partial(plain.as_in_bench, build=build, **options)
+
+
 PLAIN = (
-    Contender(REFERENCE, plain.sgd, "torch.optim.SGD in a plain loop"),
+    Contender(REFERENCE, loop(bench.sgd), "torch.optim.SGD in a plain loop"),
     Contender(
         "SGD, compiled", plain.compiled_sgd,
         "the whole SGD step under torch.compile; on CUDA captured as a graph", compiled=True,
     ),
     Contender(
-        "SGD + randn", partial(plain.sgd, noise=True),
+        "SGD + randn", loop(bench.sgld),
         "SGLD by hand: torch.optim.SGD with weight decay, plus torch.randn on every parameter",
     ),
-    Contender("Adam, eager", plain.adam, "torch.optim.Adam in a plain loop", networks=LOOPS),
+    Contender("Adam, eager", loop(bench.adam), "torch.optim.Adam in a plain loop", networks=LOOPS),
 )  # fmt: skip
 
 PEERS = (
     Contender(
-        "posteriors SGLD", peers.posteriors_sgld, "posteriors.sgmcmc.sgld, eager",
+        "posteriors SGLD", loop(bench.posteriors), "posteriors.sgmcmc.sgld, eager",
         networks=(*MLPS, *LOOPS),
     ),
     Contender(
@@ -46,7 +53,7 @@ PEERS = (
         "blackjax's formula written by hand in jax",
         many_chains=True, networks=MLPS,
     ),
-    Contender("IVON", peers.ivon, "ivon.IVON in a plain loop", networks=LOOPS),
+    Contender("IVON", loop(bench.ivon), "ivon.IVON in a plain loop", networks=LOOPS),
 )  # fmt: skip
 
 
@@ -92,7 +99,7 @@ SHARED = (
 IN_A_LOOP = tuple(
     Contender(
         f"optimizer {SHORT.get(name, name)}",
-        partial(ours.optimizer, name=name),
+        loop(bench.optimizer, name=SHORT.get(name, name)),
         f"optim.NaturalLangevin with preconditioners.{name}()",
         ours=True,
         networks=LOOPS,

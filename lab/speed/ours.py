@@ -6,11 +6,11 @@ import logging
 from typing import Any
 
 from lab.speed.contender import Ready, Unavailable
-from lab.speed.plain import flat, generator, minibatch
-from lab.speed.problems import PRIOR_VARIANCE, SIGMA, STEP_SIZE, Problem
-from natural_langevin import Langevin, likelihoods, preconditioners, priors
+from lab.speed.plain import flat
+from lab.speed.problems import Problem
+from natural_langevin import Langevin, preconditioners, priors
 from natural_langevin.dynamics import Integrator, State
-from natural_langevin.optim import NaturalLangevin
+from natural_langevin.experiments.bench import PRIOR_VARIANCE, STEP_SIZE, likelihood_of
 
 #: Rows of the table of rates. A longer run starts again at the first: the cost is the same.
 STEPS = 20_000
@@ -29,7 +29,7 @@ def sampler(
     try:
         return Langevin(
             problem.build(),
-            likelihoods.Gaussian(sigma=SIGMA) if problem.regression else likelihoods.Categorical(),
+            likelihood_of(problem.task),
             prior=priors.Gaussian(variance=PRIOR_VARIANCE),
             preconditioner=metric,
             dynamics=dynamics,
@@ -78,27 +78,6 @@ def langevin(
         check=lambda: "; ".join([*warnings.heard, *_diverged(state)]),
         way=lambda: engine.way,
     )
-
-
-def optimizer(problem: Problem, chains: int = 1, *, name: str) -> Ready:
-    """``optim.NaturalLangevin`` in the loop of ``plain.sgd``, with ``preconditioners.<name>()``."""
-    assert chains == 1
-    network, random = problem.build(), generator(problem)
-    own = NaturalLangevin(
-        network,
-        likelihoods.Gaussian(sigma=SIGMA) if problem.regression else likelihoods.Categorical(),
-        num_data=problem.num_data, lr=STEP_SIZE, prior=priors.Gaussian(variance=PRIOR_VARIANCE),
-        preconditioner=getattr(preconditioners, name)(), seed=problem.seed,
-    )  # fmt: skip
-
-    def advance(count: int) -> None:
-        for _ in range(count):
-            x, y = minibatch(problem, random)
-            own.zero_grad()
-            problem.loss(network(x), y).backward()
-            own.step()
-
-    return Ready(advance, lambda: flat(network.parameters()))
 
 
 def _diverged(state: State) -> list[str]:

@@ -1,4 +1,4 @@
-"""Other people's SGLD: posteriors (eager) and blackjax (jit, a scan over steps, vmap over chains).
+"""Other people's SGLD in jax: jit, a scan over steps, vmap over chains.
 
 Each is used the way its own documentation shows, on the same network, data, prior and batch size.
 """
@@ -6,7 +6,6 @@ Each is used the way its own documentation shows, on the same network, data, pri
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +14,10 @@ import torch
 from torch import Tensor
 
 from lab.speed.contender import Layers, Ready, Unavailable
-from lab.speed.plain import flat, generator, minibatch
-from lab.speed.problems import PRIOR_VARIANCE, SIGMA, STEP_SIZE, Problem
+from lab.speed.plain import flat
+from lab.speed.problems import Problem
+from natural_langevin.experiments.bench import PRIOR_VARIANCE, STEP_SIZE
+from natural_langevin.experiments.bench_networks import SIGMA
 
 #: Steps in one call of the jitted scan.
 SCAN = {"cpu": 10, "cuda": 100}
@@ -25,56 +26,6 @@ SCAN = {"cpu": 10, "cuda": 100}
 def missing(package: str) -> Unavailable:
     """The error for a package that is not installed, with the remedy."""
     return Unavailable("not installed", f"pip install 'natural-langevin[bench]' for {package}")
-
-
-def posteriors_sgld(problem: Problem, chains: int = 1) -> Ready:
-    """Mean log-likelihood plus log-prior / N at temperature 1/N, as posteriors asks for."""
-    assert chains == 1
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # its classes warn about TensorDict's future
-            from posteriors.sgmcmc import sgld
-    except ImportError:
-        raise missing("posteriors") from None
-    network, random = problem.build(), generator(problem)
-    params = {name: p.detach() for name, p in network.named_parameters()}
-
-    def log_posterior(params: dict[str, Tensor], batch: Any) -> tuple[Tensor, Tensor]:
-        x, y = batch
-        outputs = torch.func.functional_call(network, params, (x,))
-        prior = -sum(p.square().sum() for p in params.values()) / (2 * PRIOR_VARIANCE)
-        return -problem.loss(outputs, y) + prior / problem.num_data, outputs
-
-    transform = sgld.build(log_posterior, lr=STEP_SIZE, temperature=1 / problem.num_data)
-    state = transform.init(params)
-
-    def advance(count: int) -> None:
-        nonlocal state
-        for _ in range(count):
-            state, _ = transform.update(state, minibatch(problem, random))
-
-    return Ready(advance, lambda: flat(state.params.values()))
-
-
-def ivon(problem: Problem, chains: int = 1) -> Ready:
-    """Variational learning by an improved Newton's method, one sample of weights per step."""
-    assert chains == 1
-    try:
-        from ivon import IVON
-    except ImportError:
-        raise missing("ivon-opt") from None
-    network, random = problem.build(), generator(problem)
-    optimizer = IVON(network.parameters(), lr=STEP_SIZE, ess=problem.num_data)
-
-    def advance(count: int) -> None:
-        for _ in range(count):
-            x, y = minibatch(problem, random)
-            with optimizer.sampled_params(train=True):
-                optimizer.zero_grad()
-                problem.loss(network(x), y).backward()
-            optimizer.step()
-
-    return Ready(advance, lambda: flat(network.parameters()))
 
 
 def blackjax_sgld(

@@ -1,26 +1,16 @@
-"""What people write by hand in PyTorch: SGD, SGD compiled, and SGLD as SGD plus ``torch.randn``.
-
-All draw a fresh minibatch every step, from data that are already on the device.
-"""
+"""The loops of ``natural-langevin bench``, and the SGD step as one compiled function."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lab.speed.contender import Ready
-from lab.speed.problems import PRIOR_VARIANCE, STEP_SIZE, Problem
-
-
-def minibatch(problem: Problem, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Rows drawn with replacement, on the problem's device."""
-    index = torch.randint(
-        problem.num_data, (problem.batch_size,), generator=generator, device=problem.device
-    )
-    return problem.x[index], problem.y[index]
+from lab.speed.contender import Ready, Unavailable
+from lab.speed.problems import Problem
+from natural_langevin.experiments.bench import STEP_SIZE, Way
 
 
 def generator(problem: Problem) -> torch.Generator:
@@ -33,44 +23,17 @@ def flat(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([t.detach().flatten() for t in tensors]).cpu()
 
 
-def sgd(problem: Problem, chains: int = 1, *, noise: bool = False) -> Ready:
-    """``torch.optim.SGD`` in the loop that every tutorial shows; with ``noise``, SGLD by hand:
-    weight decay 1/(N variance) is the prior, sqrt(2 eta / N) randn the noise."""
+def as_in_bench(
+    problem: Problem, chains: int = 1, *, build: Callable[..., Way], **options: Any
+) -> Ready:
+    """One of the loops of ``natural-langevin bench``."""
     assert chains == 1
-    network, random = problem.build(), generator(problem)
-    decay = 1 / (problem.num_data * PRIOR_VARIANCE) if noise else 0.0
-    scale = math.sqrt(2 * STEP_SIZE / problem.num_data)
-    optimizer = torch.optim.SGD(network.parameters(), lr=STEP_SIZE, weight_decay=decay)
-
-    def advance(count: int) -> None:
-        for _ in range(count):
-            x, y = minibatch(problem, random)
-            optimizer.zero_grad()
-            problem.loss(network(x), y).backward()
-            optimizer.step()
-            if noise:
-                with torch.no_grad():
-                    for p in network.parameters():
-                        draw = torch.randn(p.shape, generator=random, device=p.device)
-                        p.add_(draw, alpha=scale)
-
-    return Ready(advance, lambda: flat(network.parameters()))
-
-
-def adam(problem: Problem, chains: int = 1) -> Ready:
-    """``torch.optim.Adam`` in the same loop."""
-    assert chains == 1
-    network, random = problem.build(), generator(problem)
-    optimizer = torch.optim.Adam(network.parameters(), lr=STEP_SIZE)
-
-    def advance(count: int) -> None:
-        for _ in range(count):
-            x, y = minibatch(problem, random)
-            optimizer.zero_grad()
-            problem.loss(network(x), y).backward()
-            optimizer.step()
-
-    return Ready(advance, lambda: flat(network.parameters()))
+    try:
+        way = build(problem.task, problem.seed, **options)
+    except ImportError as error:
+        remedy = f"pip install 'natural-langevin[bench]' for {error.name}"
+        raise Unavailable("not installed", remedy) from None
+    return Ready(way.advance, lambda: flat(way.weights()))
 
 
 def compiled_sgd(problem: Problem, chains: int = 1) -> Ready:

@@ -10,13 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from natural_langevin.experiments.bench_networks import CLASSES, SIGMA, task
+from natural_langevin.experiments.bench_networks import CLASSES, Task, task
 
-#: One step size and prior for everybody, small enough that no metric's chains diverge.
-STEP_SIZE, PRIOR_VARIANCE = 1e-4, 0.1
 #: Small networks, as people have them for tables: one output is a regression.
 SMALL = {"2-32-2": (2, 32, 2), "13-50-1": (13, 50, 1), "8-50-50-1": (8, 50, 50, 1)}
 #: Measured where they are named alone: a step of them is long.
@@ -65,11 +62,14 @@ class Problem:
             return {"cpu": (1,), "cuda": (1, 4)}
         return {"cpu": (1, 4), "cuda": (1, 12, 64, 256)}
 
+    @property
+    def task(self) -> Task:
+        """The same as ``natural-langevin bench`` has it."""
+        return Task(self.build, self.x, self.y, self.batch_size)
+
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The minibatch's mean log-loss, constants left out."""
-        if self.regression:
-            return F.mse_loss(outputs, y) / (2 * SIGMA**2)
-        return F.cross_entropy(outputs.flatten(0, -2), y.flatten()) * y[0].numel()
+        return self.task.loss(outputs, y)
 
 
 def problem(

@@ -30,7 +30,7 @@ from lab.speed import peers
 from lab.speed.contender import Layers, Ready, Unavailable
 from lab.speed.measure import Say, synchronise
 from lab.speed.plain import flat
-from lab.speed.problems import PRIOR_VARIANCE, Problem
+from lab.speed.problems import Problem
 from natural_langevin import (
     Langevin,
     data,
@@ -42,6 +42,7 @@ from natural_langevin import (
     schedules,
 )
 from natural_langevin.diagnostics import ranks
+from natural_langevin.experiments.bench import PRIOR_VARIANCE
 from natural_langevin.recipe import rules as recipe
 
 CHAINS, MOST_BIAS = 4, 0.05

@@ -97,7 +97,7 @@ def test_sgld_by_hand_samples_at_temperature_1():
     model = own.build()
     before = torch.cat([p.detach().flatten() for p in model.parameters()])
     assert len(before) == 650
-    bench.sgd(SMALL, own._replace(build=lambda: model), noise=True)(40)
+    bench.sgld(own._replace(build=lambda: model)).advance(40)
     after = torch.cat([p.detach().flatten() for p in model.parameters()])
     expected = math.sqrt(2 * bench.STEP_SIZE * 40 / 64)
     assert abs((after - before).std() / expected - 1) < 5 / math.sqrt(2 * 650)

@@ -23,10 +23,11 @@ from lab.speed import (
 from lab.speed.contender import Contender, Ready, Unavailable
 from lab.speed.contenders import OURS, PEERS, PLAIN, REFERENCE, contenders
 from lab.speed.plot import plot
-from lab.speed.problems import STEP_SIZE, problem
+from lab.speed.problems import problem
 from lab.speed.run import MEASURES, _add
 from lab.speed.show import plain as plain_text
 from natural_langevin.dynamics import frame
+from natural_langevin.experiments import bench
 from natural_langevin.experiments.bench_networks import BUILT
 from natural_langevin.experiments.origin import origin
 
@@ -228,7 +229,7 @@ def test_everybody_samples_at_the_same_temperature(contender, chains):
     ready.advance(40)
     moved = (ready.position() - before).double()
     assert len(moved) == 650 == task.parameters
-    expected = math.sqrt(2 * STEP_SIZE * 40 / task.num_data)
+    expected = math.sqrt(2 * bench.STEP_SIZE * 40 / task.num_data)
     assert abs(moved.std() / expected - 1) < 5 / math.sqrt(2 * 650)
 
 
@@ -236,9 +237,10 @@ def test_compiled_sgd_is_sgd(monkeypatch):
     """The function that is compiled, here left as it is, takes the same steps as the optimizer."""
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     task = problem("mlp", device="cpu", **SIZES)
-    monkeypatch.setattr(plain, "STEP_SIZE", 0.1)
+    for module in (plain, bench):
+        monkeypatch.setattr(module, "STEP_SIZE", 0.1)
     start = plain.flat(task.build().parameters())
-    one, other = plain.compiled_sgd(task), plain.sgd(task)
+    one, other = plain.compiled_sgd(task), plain.as_in_bench(task, build=bench.sgd)
     one.advance(5)
     other.advance(5)
     assert (one.position() - start).abs().max() > 1e-2

@@ -100,7 +100,7 @@ def test_intervals_from_zero_hold_what_they_are_said_to_hold() -> None:
     more than 90 % is no fault. Rows whose interval is 0 alone have no mean inside."""
     p, _, _ = predicted()
     scores = NumberScores(SimpleNamespace(predictive=lambda x: p), Target("y", task="regression"))
-    draws = p.sample(2000, seed=3)
+    draws = p.sample(250, seed=3)
     for row in draws:
         scores.add(torch.zeros(3, 1), torch.from_numpy(row)[:, None])
     found = scores.result()

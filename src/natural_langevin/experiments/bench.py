@@ -13,11 +13,11 @@ import os
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,13 @@ ROWS, SECONDS = 2_000, 0.25
 
 #: Takes so many steps.
 Advance = Callable[[int], None]
+
+
+class Way(NamedTuple):
+    """How a contender takes steps, and the weights that it has come to."""
+
+    advance: Advance
+    weights: Callable[[], Iterable[Tensor]]
 
 
 class BenchError(ValueError):
@@ -90,7 +97,7 @@ def run(options: Options, *, say: Callable[[str], None] = lambda line: None) -> 
         for (name, chains), build in contenders(options).items():
             if options.wants(name):
                 try:
-                    advance = build(own)
+                    advance = build(own).advance
                 except ImportError:
                     missing.append(name)
                     say(f"{name} is not installed: pip install 'natural-langevin[bench]'")
@@ -116,42 +123,45 @@ def run(options: Options, *, say: Callable[[str], None] = lambda line: None) -> 
     }  # fmt: skip
 
 
-def contenders(options: Options) -> dict[tuple[str, int], Callable[[Task], Advance]]:
+def contenders(options: Options) -> dict[tuple[str, int], Callable[[Task], Way]]:
     """What builds each, by name and number of chains; SGD first. ImportError: it is not
     installed."""
-    found: dict[tuple[str, int], Callable[[Task], Advance]] = {
-        (REFERENCE, 1): partial(sgd, options),
-        ("SGD + randn", 1): partial(sgd, options, noise=True),
-        ("Adam", 1): partial(adam, options), ("IVON", 1): partial(ivon, options),
-        ("posteriors, SGLD", 1): partial(posteriors, options),
-        ("optimizer, QDOP", 1): partial(optimizer, options),
+    seed = options.seed
+    found: dict[tuple[str, int], Callable[[Task], Way]] = {
+        (REFERENCE, 1): partial(sgd, seed=seed), ("SGD + randn", 1): partial(sgld, seed=seed),
+        ("Adam", 1): partial(adam, seed=seed), ("IVON", 1): partial(ivon, seed=seed),
+        ("posteriors, SGLD", 1): partial(posteriors, seed=seed),
+        ("optimizer, QDOP", 1): partial(optimizer, seed=seed),
     }  # fmt: skip
     for chains in options.chains:
-        found |= {(name, chains): partial(langevin, options, name, chains) for name in METRICS}
+        found |= {
+            (name, chains): partial(langevin, name=name, chains=chains, seed=seed)
+            for name in METRICS
+        }
     return found
 
 
-def _minibatches(options: Options, task: Task) -> Iterator[tuple[Tensor, Tensor]]:
+def minibatches(task: Task, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows drawn with replacement, without end."""
-    random = torch.Generator(options.device).manual_seed(options.seed)
+    device = task.x.device
+    random = torch.Generator(device).manual_seed(seed)
     while True:
-        index = torch.randint(
-            len(task.x), (task.batch_size,), generator=random, device=options.device
-        )
+        index = torch.randint(len(task.x), (task.batch_size,), generator=random, device=device)
         yield task.x[index], task.y[index]
 
 
-def _likelihood(task: Task) -> likelihoods.Likelihood:
+def likelihood_of(task: Task) -> likelihoods.Likelihood:
+    """The likelihood whose mean log-loss is ``task.loss``."""
     numbers = task.y.is_floating_point()
     return likelihoods.Gaussian(sigma=SIGMA) if numbers else likelihoods.Categorical()
 
 
-def _loop(
-    options: Options, task: Task, model: nn.Module, optimizer: torch.optim.Optimizer,
+def loop(
+    task: Task, seed: int, model: nn.Module, optimizer: torch.optim.Optimizer,
     then: Callable[[], None] = lambda: None,
-) -> Advance:  # fmt: skip
+) -> Way:  # fmt: skip
     """The loop that every tutorial shows, and something after each step."""
-    batches = _minibatches(options, task)
+    batches = minibatches(task, seed)
 
     def advance(count: int) -> None:
         for _ in range(count):
@@ -161,46 +171,52 @@ def _loop(
             optimizer.step()
             then()
 
-    return advance
+    return Way(advance, model.parameters)
 
 
-def sgd(options: Options, task: Task, *, noise: bool = False) -> Advance:
-    """``torch.optim.SGD`` in a plain loop; with ``noise``, SGLD by hand: weight decay is the prior,
-    and sqrt(2 eta / N) randn is added to every weight."""
+def sgd(task: Task, seed: int = 0) -> Way:
+    """``torch.optim.SGD`` in a plain loop."""
+    model = task.build()
+    return loop(task, seed, model, torch.optim.SGD(model.parameters(), STEP_SIZE))
+
+
+def sgld(task: Task, seed: int = 0) -> Way:
+    """SGLD by hand: weight decay 1 / (N variance) is the prior, and sqrt(2 eta / N) randn is added
+    to every weight."""
     model, rows = task.build(), len(task.x)
-    random = torch.Generator(options.device).manual_seed(options.seed)
+    random = torch.Generator(task.x.device).manual_seed(seed)
     decay, scale = 1 / (rows * PRIOR_VARIANCE), math.sqrt(2 * STEP_SIZE / rows)
-    own = torch.optim.SGD(model.parameters(), STEP_SIZE, weight_decay=decay if noise else 0.0)
+    own = torch.optim.SGD(model.parameters(), STEP_SIZE, weight_decay=decay)
 
     @torch.no_grad()
     def diffuse() -> None:
-        for p in model.parameters() if noise else ():
+        for p in model.parameters():
             p.add_(torch.randn(p.shape, generator=random, device=p.device), alpha=scale)
 
-    return _loop(options, task, model, own, diffuse)
+    return loop(task, seed, model, own, diffuse)
 
 
-def adam(options: Options, task: Task) -> Advance:
+def adam(task: Task, seed: int = 0) -> Way:
     """``torch.optim.Adam`` in the same loop."""
     model = task.build()
-    return _loop(options, task, model, torch.optim.Adam(model.parameters(), STEP_SIZE))
+    return loop(task, seed, model, torch.optim.Adam(model.parameters(), STEP_SIZE))
 
 
-def optimizer(options: Options, task: Task) -> Advance:
-    """``optim.NaturalLangevin`` in the same loop, with the quasi-diagonal metric."""
+def optimizer(task: Task, seed: int = 0, *, name: str = "QDOP") -> Way:
+    """``optim.NaturalLangevin`` in the same loop, with one of ``METRICS``."""
     model = task.build()
     own = NaturalLangevin(
-        model, _likelihood(task), num_data=len(task.x), lr=STEP_SIZE, seed=options.seed,
-        prior=priors.Gaussian(variance=PRIOR_VARIANCE), preconditioner=METRICS["QDOP"](),
+        model, likelihood_of(task), num_data=len(task.x), lr=STEP_SIZE, seed=seed,
+        prior=priors.Gaussian(variance=PRIOR_VARIANCE), preconditioner=METRICS[name](),
     )  # fmt: skip
-    return _loop(options, task, model, own)
+    return loop(task, seed, model, own)
 
 
-def ivon(options: Options, task: Task) -> Advance:
+def ivon(task: Task, seed: int = 0) -> Way:
     """Variational learning by an improved Newton's method, one sample of weights per step."""
     from ivon import IVON
 
-    model, batches = task.build(), _minibatches(options, task)
+    model, batches = task.build(), minibatches(task, seed)
     own = IVON(model.parameters(), lr=STEP_SIZE, ess=len(task.x))
 
     def advance(count: int) -> None:
@@ -211,15 +227,15 @@ def ivon(options: Options, task: Task) -> Advance:
                 task.loss(model(x), y).backward()
             own.step()
 
-    return advance
+    return Way(advance, model.parameters)
 
 
-def posteriors(options: Options, task: Task) -> Advance:
+def posteriors(task: Task, seed: int = 0) -> Way:
     """SGLD of the package of that name: mean log-likelihood plus log-prior / N, temperature 1/N."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its classes warn about TensorDict's future
         from posteriors.sgmcmc import sgld
-    model, batches, rows = task.build(), _minibatches(options, task), len(task.x)
+    model, batches, rows = task.build(), minibatches(task, seed), len(task.x)
 
     def log_posterior(params: dict[str, Tensor], batch: Any) -> tuple[Tensor, Tensor]:
         outputs = torch.func.functional_call(model, params, (batch[0],))
@@ -234,15 +250,15 @@ def posteriors(options: Options, task: Task) -> Advance:
         for _ in range(count):
             state, _ = own.update(state, next(batches))
 
-    return advance
+    return Way(advance, lambda: state.params.values())
 
 
-def langevin(options: Options, name: str, chains: int, task: Task) -> Advance:
+def langevin(task: Task, *, name: str, chains: int, seed: int = 0) -> Way:
     """The engine that ``sample`` uses, with one of ``METRICS``."""
     sampler = Langevin(
-        task.build(), _likelihood(task), prior=priors.Gaussian(variance=PRIOR_VARIANCE),
-        preconditioner=METRICS[name](), step_size=STEP_SIZE, chains=chains, seed=options.seed,
-        device=options.device,
+        task.build(), likelihood_of(task), prior=priors.Gaussian(variance=PRIOR_VARIANCE),
+        preconditioner=METRICS[name](), step_size=STEP_SIZE, chains=chains, seed=seed,
+        device=task.x.device,
     )  # fmt: skip
     steps = 20_000  # a longer run begins again: the cost is the same
     engine, state = sampler.prepare((task.x, task.y), steps=steps, batch_size=task.batch_size)
@@ -256,7 +272,7 @@ def langevin(options: Options, name: str, chains: int, task: Task) -> Advance:
         state, _ = engine.run(state, done, count)
         done += count
 
-    return advance
+    return Way(advance, lambda: state.params.values())
 
 
 def _timed(advance: Advance, count: int, device: str) -> float:

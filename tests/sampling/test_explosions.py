@@ -52,13 +52,10 @@ def test_the_metric_of_a_run_before_fades() -> None:
     assert (table.step_size == 0.1).all()
 
 
-def test_a_wider_prior_is_taken_to_be_as_steep_as_a_narrower_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """One chain of a pilot may end where it is flat: what a narrower scale found is a limit too."""
+def chosen(monkeypatch: pytest.MonkeyPatch, scores: torch.Tensor) -> recipe.Choice:
+    """By a trial with these -ln densities, (scale, row)."""
     scales = (0.2, 1.0, 5.0, 25.0)
     choices = [recipe.Choice(0.1 / k, k, 0.0, f"{k}") for k in (10.0, 900.0, 50.0, 2000.0)]
-    scores = torch.tensor([[1.0], [0.9], [0.5], [0.8]]).double().expand(4, 50)
     run = prior_trial.Compared(
         scales, choices, USUAL.prior.native, None, wave(), torch.zeros(4, 1), scores
     )
@@ -67,9 +64,28 @@ def test_a_wider_prior_is_taken_to_be_as_steep_as_a_narrower_one(
     search = prior_trial.Search(sampler().motion, False, 100, costs, NO_LIMIT)
     found = prior_trial.choose(search, wave())
     assert found is not None
-    assert found.curvature == 900.0
     assert found.prior_scale is not None
+    return found
+
+
+def test_a_wider_prior_is_taken_to_be_as_steep_as_a_narrower_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One chain of a pilot may end where it is flat: what a narrower scale found is a limit too."""
+    scores = torch.tensor([[1.0], [0.9], [0.5], [0.8]]).double().expand(4, 50)
+    found = chosen(monkeypatch, scores)
+    assert found.curvature == 900.0
     assert 1.0 < found.prior_scale.value < 25.0
+
+
+@pytest.mark.parametrize(("rows", "narrow"), [(16, False), (400, True)])
+def test_narrower_than_usual_only_where_the_usual_prior_is_clearly_behind(
+    monkeypatch: pytest.MonkeyPatch, rows: int, narrow: bool
+) -> None:
+    """Few labels: networks that say the same of all rows are a little ahead, by chance."""
+    noise = torch.randn(4, rows, generator=torch.Generator().manual_seed(0)).double()
+    scores = torch.tensor([[2.3], [2.6], [3.0], [4.0]]).double() + noise
+    assert (chosen(monkeypatch, scores).prior_scale.value < 1.0) == narrow
 
 
 def test_the_next_scale_begins_where_the_widest_ended() -> None:

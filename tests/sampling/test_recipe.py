@@ -210,7 +210,7 @@ def test_a_row_without_a_density_is_an_outlier_and_no_verdict_on_a_scale() -> No
     found = prior_scale.means(scores, TRIAL)
     assert found.index(min(found)) == 1
     assert found[1] == pytest.approx(0.5 + TRIAL.most_above / 50, abs=0.02)
-    assert prior_scale.in_question(scores, TRIAL) == [0, 1]
+    assert prior_scale.near(scores, TRIAL) == [0, 1]
     assert prior_scale.means(torch.full((2, 3), math.nan), TRIAL) == [math.inf] * 2
 
     class Found:
@@ -302,12 +302,12 @@ def test_scales_that_are_clearly_behind_are_not_tried_on() -> None:
     rows = torch.rand(200, generator=g).double()
     behind = torch.tensor([0.5, 0.0, 0.01, 0.05]).double()[:, None]
     scores = rows + behind + 0.1 * torch.randn(4, 200, generator=g).double()
-    assert prior_scale.in_question(scores, TRIAL) == [1, 2]  # an error is .01: .05 is clear
-    assert prior_scale.in_question(rows + behind, TRIAL) == [1, 2]
-    assert prior_scale.in_question(rows + 10 * behind, TRIAL) == []  # nothing is in question
+    assert prior_scale.near(scores, TRIAL) == [1, 2]  # an error is .01: .05 is clear
+    assert prior_scale.near(rows + behind, TRIAL) == [1, 2]
+    assert prior_scale.near(rows + 10 * behind, TRIAL) == [1]
     scores[3, 7] = scores[2, 5] = math.inf
-    assert prior_scale.in_question(scores, TRIAL) == []
-    assert prior_scale.in_question(torch.full((2, 3), math.inf), TRIAL) == []
+    assert prior_scale.near(scores, TRIAL) == [1]
+    assert prior_scale.near(torch.full((2, 3), math.inf), TRIAL) == []
 
 
 def test_a_dear_trial_has_fewer_chains_or_is_left_out() -> None:

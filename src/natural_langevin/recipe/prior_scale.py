@@ -59,17 +59,14 @@ def means(scores: Tensor, rule: PriorTrial) -> list[float]:
     return bounded(scores, rule).mean(1).tolist()
 
 
-def in_question(scores: Tensor, rule: PriorTrial) -> list[int]:
-    """The scales that are not clearly behind the best, by the same rows; none where there is no
-    other beside it."""
+def near(scores: Tensor, rule: PriorTrial) -> list[int]:
+    """The scales that are not clearly behind the best, by the same rows."""
     each = bounded(scores, rule)
     behind = each - each[each.mean(1).argmin()]
     error = behind.std(1) / each.shape[1] ** 0.5
-    near = behind.mean(1) <= (rule.errors * error).clamp_min(
-        rule.behind
-    )  # false of what is not finite
-    found: list[int] = near.nonzero().flatten().tolist()
-    return found if len(found) > 1 else []
+    close = behind.mean(1) <= (rule.errors * error).clamp_min(rule.behind)
+    found: list[int] = close.nonzero().flatten().tolist()  # none that is not finite
+    return found
 
 
 def best(scores: dict[float, float], rule: PriorTrial) -> tuple[float, float, str]:

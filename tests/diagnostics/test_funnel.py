@@ -22,6 +22,8 @@ def test_widths_that_follow_one_number_are_a_funnel() -> None:
     assert 0.7 < found.correlation < 0.9
     assert funnel({"v": v, "z": drawn((4, 500, 6), 1)}, [0, 1, 2, 3]) is None
     assert funnel({"v": v, "x": samples["x"][..., :2]}, [0, 1, 2, 3]) is None  # two of a network
+    others = {"network": drawn((4, 500, 20), 2)}
+    assert funnel(samples | others, [0, 1, 2, 3]) is None  # fewer than half
     assert funnel({"w": drawn((4, 20, 101))}, [0, 1, 2, 3]) is None  # a network
 
 

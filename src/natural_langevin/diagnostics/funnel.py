@@ -14,9 +14,10 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-#: Numbers whose widths must follow one; the least rank correlation; models with more are networks,
-#: whose weights have other reasons.
-FEWEST, LEAST, MOST_WEIGHTS = 3, 0.35, 100
+#: Numbers whose widths must follow one, which must be half of all others; the least rank
+#: correlation; and how many numbers there may be. Weights of networks that have not mixed are
+#: correlated too, by chance and by their products, but a few of them with any one.
+FEWEST, LEAST, MOST_WEIGHTS = 3, 0.4, 100
 
 
 class Funnel(NamedTuple):
@@ -51,7 +52,7 @@ def funnel(samples: Mapping[str, Tensor], healthy: list[int]) -> Funnel | None:
     np.fill_diagonal(found, 0.0)
     best = int((found > LEAST).sum(1).argmax())
     which = np.flatnonzero(found[best] > LEAST)
-    if len(which) < FEWEST:
+    if len(which) < max(FEWEST, (len(names) - 1) / 2):
         return None
     middle = float(np.median(found[best][which]))
     return Funnel(names[best], tuple(names[j] for j in which), middle)

@@ -140,7 +140,8 @@ def test_verdicts() -> None:
     )  # fmt: skip
     assert "depends on gamma" in str(tight)
     assert tight.sensitivity < 0
-    short = slt.llc(problem.model, LIKELIHOOD, (problem.x, problem.y), steps=4, chains=2)
+    arrays = problem.x.numpy(), problem.y.numpy()
+    short = slt.llc(problem.model, LIKELIHOOD, arrays, steps=4, chains=2)
     assert short.warnings
     with pytest.raises(ValueError, match="stays the same"):
         slt.llc(problem.model, likelihoods.Gaussian(sigma="rmse"), (problem.x, problem.y))

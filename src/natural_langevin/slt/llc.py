@@ -191,7 +191,7 @@ def rows_of(data: Any, num_data: float | None) -> float:
                 "this DataLoader does not say how many data there are: give num_data=n"
             ) from None
     rows = data.tensors if isinstance(data, TensorDataset) else data
-    while not isinstance(rows, Tensor):
+    while isinstance(rows, Mapping | tuple | list):
         rows = next(iter(rows.values())) if isinstance(rows, Mapping) else rows[-1]
     return float(len(rows))
 

@@ -44,6 +44,23 @@ def test_long_tails_are_drawn_in_and_the_rest_stays():
     assert far.isfinite().all()
 
 
+def test_amounts_over_many_orders_of_size_keep_the_small_ones_apart():
+    """ln of the amount from a tenth of the rows on, whichever end the tail is at; an end that many
+    rows share is no unit."""
+    amount = torch.tensor(np.exp(4 * RNG.normal(size=(500, 1))))
+    for sign in (1.0, -1.0):
+        x = sign * (amount - amount.mean()) / amount.std()
+        inputs = fit_inputs(x, torch.float64)
+        order = amount[:, 0].argsort()[60:]
+        found = sign * inputs(x)[order, 0]
+        assert np.corrcoef(found, amount[order, 0].log())[0, 1] > 0.99
+        again = Inputs.from_json(json.loads(json.dumps(inputs.to_json())))
+        assert torch.equal(again(x), inputs(x))
+    zeros = torch.where(amount < amount.quantile(0.2), 0.0, amount)
+    x = (zeros - zeros.mean()) / zeros.std()
+    assert fit_inputs(x).unit.tolist() == [1.0]
+
+
 def test_decorrelated_inputs_have_unit_variance_in_every_direction():
     one = torch.tensor(RNG.normal(size=(300, 1)))
     x = torch.cat([one, one + 1e-2 * torch.tensor(RNG.normal(size=(300, 1))), -2 * one], 1)

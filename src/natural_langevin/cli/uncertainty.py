@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,7 @@ def _intervals(quality: Mapping[str, Any], console: Console) -> None:
     count = min(SHOWN, len(every))
     some = [every[round(k * (len(every) - 1) / max(1, count - 1))] for k in range(count)]
     ends = min(map(min, some)), max(map(max, some))
+    scale = math.log if 0 < ends[0] < ends[1] / 100 else float  # over orders of size
     wide = console.width >= NARROW
     width = max(12, min(60, console.width - (24 if wide else 26)))
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -93,9 +95,11 @@ def _intervals(quality: Mapping[str, Any], console: Console) -> None:
     table.add_column("truth", justify="right", no_wrap=True)
     sign, dot = ("x", "o") if plain else ("×", "●")
     heading = f"90 % interval, {dot} predicted, {sign} truth"
+    heading += "" if scale is float else ", logarithmic"
     table.add_column(heading if wide else "", no_wrap=True)
     for low, mean, high, truth in some:
-        line = interval(low, mean, high, truth, ends=ends, width=width, plain=plain)
+        places = map(scale, (low, mean, high, truth))
+        line = interval(*places, ends=(scale(ends[0]), scale(ends[1])), width=width, plain=plain)
         style = "green" if low <= truth <= high else "red"
         table.add_row(figure(mean), figure(truth), f"[{style}]{escape(line)}[/]")
     console.print(table)

@@ -7,8 +7,10 @@ all the same. So every column goes through the transform of Yeo & Johnson (2000)
     v = ((1 + x)^p - 1) / p  for x >= 0,   v = -((1 - x)^(2 - p) - 1) / (2 - p)  for x < 0,
 
 whose power p (logarithms at 0 and at 2; kept between these, so that v grows without bound) makes
-the training rows most like a Gaussian; and *decorrelated* inputs are the principal components of v,
-each of variance 1.
+the training rows most like a Gaussian. An amount over several orders of size, in which deviations
+tell the largest apart alone, is counted from its end in a unit of its own: x is (x - origin) / unit
+there, and p = 0 (p = 2 where the long tail is below). And *decorrelated* inputs are the principal
+components of v, each of variance 1.
 
 Of classes, columns have no power. Up to c deviations (FAR of classes, FURTHER of numbers, whose
 trends go on) v stays as it is, and goes on as a logarithm,
@@ -36,13 +38,17 @@ MOST_INPUTS = 200
 FAR, FURTHER = 3.0, 6.0
 #: Rows that the powers are found from, and steps of the grid that is searched.
 ROWS, POWERS = 5000, 41
+#: Where half of the rows lie within so many deviations of the column's end, a column has a unit of
+#: its own: the distance from there that this part of the rows is below.
+NEAR, UNIT = 0.05, 0.1
 
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
     """``power`` (width,), 1 for a column that stays as it is; ``mean``, ``scale``: of v;
     ``rotation`` (width, inputs): of decorrelated inputs; ``dtype``: of what comes out; ``limit``:
-    from where on logarithms are taken (None: nowhere)."""
+    from where on logarithms are taken (None: nowhere); ``origin``, ``unit`` (width,): what columns
+    are counted from, and in (None: 0 and 1)."""
 
     power: Tensor
     mean: Tensor
@@ -50,6 +56,8 @@ class Inputs:
     rotation: Tensor | None = None
     dtype: torch.dtype = torch.float32
     limit: float | None = None
+    origin: Tensor | None = None
+    unit: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """Inputs of the network, (n, inputs)."""
@@ -57,7 +65,10 @@ class Inputs:
         return (v if self.rotation is None else v @ self.rotation).to(self.dtype)
 
     def _standardised(self, x: Tensor) -> Tensor:
-        v = (yeo_johnson(x.double(), self.power) - self.mean) / self.scale
+        x = x.double()
+        if self.origin is not None and self.unit is not None:
+            x = (x - self.origin) / self.unit
+        v = (yeo_johnson(x, self.power) - self.mean) / self.scale
         if self.limit is None:
             return v
         beyond = (v.abs() - self.limit).clamp_min(0.0)
@@ -87,7 +98,9 @@ class Inputs:
     def to_json(self) -> dict[str, Any]:
         """As plain values, for learned.json."""
         found = {name: getattr(self, name).tolist() for name in ("power", "mean", "scale")}
-        found["rotation"] = None if self.rotation is None else self.rotation.tolist()
+        for name in ("rotation", "origin", "unit"):
+            value = getattr(self, name)
+            found[name] = None if value is None else value.tolist()
         return found | {"double": self.dtype == torch.float64, "limit": self.limit}
 
     @staticmethod
@@ -137,11 +150,20 @@ def fit_inputs(x: Tensor, dtype: torch.dtype = torch.float32, limit: float | Non
     power = grid[fits.argmax(0)] if len(x) else torch.ones(x.shape[1], dtype=torch.float64)
     two = torch.tensor([len(column.unique()) <= 2 for column in some.T], dtype=torch.bool)
     power = torch.where(two, 1.0, power)
-    v = yeo_johnson(x, power)
+    origin, unit = torch.zeros_like(power), torch.ones_like(power)
+    if len(some) > 1:
+        above = (some - some.mean(0)).pow(3).sum(0) > 0
+        end = torch.where(above, x.amin(0), x.amax(0))
+        away = (some - end).abs()
+        own = away.quantile(UNIT, dim=0)
+        swallowed = (away.median(0).values < NEAR) & (own > 0) & ~two
+        origin, unit = torch.where(swallowed, end, 0.0), torch.where(swallowed, own, 1.0)
+        power = torch.where(swallowed, torch.where(above, 0.0, 2.0), power)
+    v = yeo_johnson((x - origin) / unit, power)
     deviation = v.std(0, correction=0)
     moved = (power != 1) & (deviation > 0)
     mean, scale = torch.where(moved, v.mean(0), 0.0), torch.where(moved, deviation, 1.0)
-    return Inputs(power, mean, scale, dtype=dtype, limit=limit)
+    return Inputs(power, mean, scale, dtype=dtype, limit=limit, origin=origin, unit=unit)
 
 
 def yeo_johnson(x: Tensor, power: Tensor) -> Tensor:

@@ -265,7 +265,7 @@ class Predictive:
         return torch.tensordot(self._weights, values, 1)
 
     def _given(self, y: Any) -> Tensor:
-        return torch.as_tensor(np.asarray(y, dtype=np.float64)).reshape(len(self), -1)
+        return torch.tensor(np.asarray(y, dtype=np.float64)).reshape(len(self), -1)
 
     def _sampled(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """u on the sampled scale and ln |du/dy|; -inf where a logarithm does not exist."""

@@ -43,8 +43,8 @@ def usable(quality: Mapping[str, Any]) -> str:
     if not words or warnings(quality) or AS_IT_SHOULD_BE not in " ".join(words):
         return ""
     return (
-        f"Its predictions can be used: on {quality['rows']:,} rows that it had not seen they are "
-        "better than a blind guess's, and as sure as they should be."
+        f"Its predictions can be used: on these {quality['rows']:,} rows they are better than a "
+        "blind guess's, and as sure as they should be."
     )
 
 

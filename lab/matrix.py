@@ -50,7 +50,7 @@ from natural_langevin.dynamics import (
     Underdamped,
 )
 from natural_langevin.dynamics.dropout import PerceptronLoss
-from natural_langevin.execution import compiled, engine, executors
+from natural_langevin.execution import compiled, executors
 from natural_langevin.execution.engine import Engine
 from natural_langevin.execution.full_data import mean_loss
 from natural_langevin.execution.kernels.native.planner import plan_native
@@ -250,10 +250,9 @@ def run_case(case: Case, device: str = "cpu", dtype: torch.dtype = torch.float32
 @contextmanager
 def _prepared(way: Way) -> Iterator[None]:
     """The thresholds and choices under which a small network goes this way."""
-    before = compiled.BACKEND, engine.FUSE_FROM, executors.PLANNERS[:]
+    before = compiled.BACKEND, executors.PLANNERS[:]
     gain, whole_steps_planner.LEAST_GAIN = whole_steps_planner.LEAST_GAIN, 0.0
     compiled.BACKEND = "eager" if way == "traced" else "inductor"
-    engine.FUSE_FROM = 0
     executors.PLANNERS[:] = [PLANNERS[way]] if way in PLANNERS else []
     convolutions = torch.backends.cudnn.allow_tf32  # by default: rounding far above float32's
     torch.backends.cudnn.allow_tf32 = False
@@ -261,7 +260,7 @@ def _prepared(way: Way) -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.allow_tf32 = convolutions
-        compiled.BACKEND, engine.FUSE_FROM, executors.PLANNERS[:] = before
+        compiled.BACKEND, executors.PLANNERS[:] = before
         whole_steps_planner.LEAST_GAIN = gain
 
 

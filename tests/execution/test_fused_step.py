@@ -248,7 +248,6 @@ def test_kernels_that_disagree_on_the_first_batch_are_not_used(
     built: list[set[bool]] = []
     given = known._replace(update_=update_, build=lambda *asked: built.append(asked[-1]))
     monkeypatch.setattr("natural_langevin.execution.kernels.backend_for", lambda device: given)
-    monkeypatch.setattr("natural_langevin.execution.engine.FUSE_FROM", 0)
     monkeypatch.setattr("natural_langevin.execution.executors.PLANNERS", [])
     one = sampler(network(), METRICS["quasi-diagonal"], compile="auto")
     engine, state = one.prepare(data(), steps=6, batch_size=10, burn_in=3)

@@ -39,13 +39,13 @@ from natural_langevin.execution.stepping import (
     shape_of,
     step_in_place,
 )
-from natural_langevin.execution.traced import TracedStep
+from natural_langevin.execution.traced import TracedFunction, TracedStep
 from natural_langevin.types import Batch
 
 log = logging.getLogger("natural_langevin")
 
-#: Weights from which the CPU's fused kernels are worth their bookkeeping.
-FUSE_FROM = 20_000
+#: Weights from which a GPU is faster.
+GPU_FROM = 20_000
 
 Mode = Literal["eager", "auto", "compiled"]
 
@@ -88,6 +88,7 @@ class Engine:
         #: The step in place; None: ``pure_step``.
         self.step: InPlaceStep | None = None
         self._pure: Callable[..., tuple[State, Info]] = pure_step
+        self._traces = TracedFunction()
         self._graph: GraphedStep | None = None
         #: Whether the log is told which way steps are run.
         self.announce = False
@@ -125,7 +126,7 @@ class Engine:
     @property
     def traced(self) -> int:
         """How many kinds of eager steps are replayed from a trace, which changes no bit."""
-        return self._pure.traced if isinstance(self._pure, TracedStep) else 0
+        return self._traces.traced
 
     @property
     def recorded(self) -> int:
@@ -190,7 +191,7 @@ class Engine:
         if state.step.device.type != "cpu":
             return told
         weights = sum(p[0].numel() for p in state.params.values())
-        if weights >= FUSE_FROM and torch.cuda.is_available():
+        if weights >= GPU_FROM and torch.cuda.is_available():
             told += ', on the CPU, where the model is; device="cuda" takes the GPU'
         if self._executor is not None:
             return told
@@ -217,26 +218,29 @@ class Engine:
             if self.step is None and device.type == "cuda":
                 self.step = step_in_place
             elif self.step is None and device.type == "cpu":
-                self._pure = TracedStep()
+                self._traces = traced = TracedStep()
+                self._pure = traced.step
         if device.type == "cuda" and self.step is not None:
             self._graph = GraphedStep(self.step)
 
     def _fused_step(self, state: State, compile: Any = None) -> kernels.FusedStep | None:
         """The step whose linear layers are updated by kernels, where they implement it."""
-        weights = sum(p[0].numel() for p in state.params.values())
-        small = self.mode == "auto" and state.step.device.type == "cpu" and weights < FUSE_FROM
-        if not self._fuse or small or "linear" not in self.dynamics.kernels:
+        if not self._fuse or "linear" not in self.dynamics.kernels:
             return None
         backend = kernels.backend_for(state.step.device)
         if backend is None:
             return None
-        # On a CPU a step without fused layers is traced instead, and so are its passes.
-        whole = compile is None and state.step.device.type == "cuda"
+        on_cpu, whole = state.step.device.type == "cpu", compile is None
         tasks = kernels.plan(
             self.dynamics, state, self.stream.example(), self.num_data,
-            given=whole, each=whole and backend.takes_each,
+            given=whole, each=whole and backend.takes_each, deferred=not whole or not on_cpu,
         )  # fmt: skip
-        return kernels.FusedStep(tasks, backend, compile) if tasks else None
+        if not whole or not on_cpu:
+            return kernels.FusedStep(tasks, backend, compile) if tasks else None
+        # On a CPU passes are traced. So is the whole step, where kernels do not know all of it.
+        if {name for task in tasks for name in task.parameters} != state.params.keys():
+            return None
+        return kernels.FusedStep(tasks, backend, traces=self._traces)
 
     def _checked(self, step: kernels.FusedStep | None, state: State) -> InPlaceStep | None:
         """``step``, where its kernels have agreed with the general step on the first batch, if they

@@ -2,7 +2,8 @@
 
 Eagerly, a step of a small network is mostly what is around the operations: hooks, transformations,
 trees of names. Its operations depend on shapes and on the kind of step alone, so they are written
-down once (``make_fx``) and repeated. What a step looks up (its minibatch, rates and normals) are
+down once (``make_fx``) and repeated. Where kernels know the update, these are the passes and the
+statistics alone; else the whole step. What a step looks up (its minibatch, rates and normals) are
 inputs; which chains go on is decided outside. The first replay must give the bits of the step
 itself; where tracing fails, or they differ, steps stay as they are.
 """
@@ -12,8 +13,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -21,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin.dynamics.base import Dynamics, Info, State
 from natural_langevin.dynamics.frame import LangevinDynamics
-from natural_langevin.dynamics.rates import Kind
+from natural_langevin.dynamics.rates import Kind, Rates
 from natural_langevin.execution.stepping import StepData, pure_step, shape_of
 from natural_langevin.types import Batch
 
@@ -35,27 +36,40 @@ MOST = 8
 PATIENCE, SEVERAL = 2.0, 20
 
 
-class _Trace(NamedTuple):
-    """The operations of a step, and which of the stream's draws it reads."""
-
-    graph: fx.GraphModule
-    draws: tuple[int, ...]
-    spec: Any  # of what comes out
-
-
-class TracedStep:
-    """``pure_step``, by its trace as soon as that pays."""
+class TracedFunction:
+    """Functions of a tree of tensors, each by its trace as soon as that pays."""
 
     def __init__(self) -> None:
-        self._traces: dict[Any, _Trace | None] = {}
-        self._spent: dict[Any, tuple[int, float]] = {}  # steps and seconds, by kind of step
+        self._traces: dict[Any, Callable[[Any], Any] | None] = {}
+        self._spent: dict[Any, tuple[int, float]] = {}  # calls and seconds, by kind of call
 
     @property
     def traced(self) -> int:
-        """How many kinds of steps are replayed."""
+        """How many kinds of calls are replayed."""
         return sum(trace is not None for trace in self._traces.values())
 
-    def __call__(
+    def __call__(self, key: Any, function: Callable[[Any], Any], inputs: Any) -> Any:
+        """``function(inputs)``; calls of the same ``key`` have the same operations."""
+        if key in self._traces:
+            return (self._traces[key] or function)(inputs)
+        calls, spent = self._spent.get(key, (0, 0.0))
+        if calls >= SEVERAL and spent > PATIENCE and len(self._traces) < MOST:
+            self._traces[key] = _traced(function, inputs)
+            return (self._traces[key] or function)(inputs)
+        started = time.perf_counter()
+        found = function(inputs)
+        self._spent[key] = calls + 1, spent + time.perf_counter() - started
+        return found
+
+
+class TracedStep(TracedFunction):
+    """``pure_step``, traced as a whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._draws: dict[Any, tuple[int, ...]] = {}  # of the stream, that a kind of step reads
+
+    def step(
         self, dynamics: Dynamics, data: StepData, state: State, batch: Batch | None, kind: Kind
     ) -> tuple[State, Info]:
         """A new state; the old one stays as it is."""
@@ -63,18 +77,23 @@ class TracedStep:
             return pure_step(dynamics, data, state, batch, kind)
         here, rates, count, chain_axis = data.inputs(state, batch, kind)
         key = (kind, shape_of(here))
-        steps, spent = self._spent.get(key, (0, 0.0))
-        pays = steps >= SEVERAL and spent > PATIENCE
-        if pays and key not in self._traces and len(self._traces) < MOST:
-            self._traces[key] = _traced(dynamics, state, here, rates, count, chain_axis)
-        trace = self._traces.get(key)
-        if trace is not None:
-            new, loss = _replayed(trace, dynamics, state, here, rates, count)
-            return dynamics.settled(state, new, loss)
-        started = time.perf_counter()
-        found = dynamics.step(state, here, rates, count, chain_axis=chain_axis)
-        self._spent[key] = steps + 1, spent + time.perf_counter() - started
-        return found
+        if key not in self._draws:
+            asked = _Asked(dynamics, state.step)
+            own = dataclasses.replace(dynamics, given=asked)
+            found = own.step(state, here, rates, count, chain_axis=chain_axis)
+            self._draws[key] = tuple(asked.draws)
+            return found
+
+        def moved(inputs: Any) -> tuple[State, Tensor]:
+            state, batch, (eta, gamma, mu), count, given = inputs
+            own = dataclasses.replace(dynamics, given=given)
+            rates = Rates(eta, gamma, mu, kind)
+            return own.moved(state, batch, rates, count, chain_axis=chain_axis)
+
+        draws = {draw: dynamics.normals(state.step, draw) for draw in self._draws[key]}
+        numbers = rates.step_size, rates.decay, rates.mean
+        new, loss = self(key, moved, (state, here, numbers, count, draws))
+        return dynamics.settled(state, new, loss)
 
 
 class _Asked(Mapping[int, Tensor]):
@@ -96,39 +115,32 @@ class _Asked(Mapping[int, Tensor]):
         return len(self.draws)
 
 
-def _traced(
-    dynamics: LangevinDynamics, state: State, batch: Batch, rates: Any, count: Tensor, axis: bool
-) -> _Trace | None:
-    """The trace of such a step; None where there is none that gives its bits."""
+def _traced(function: Callable[[Any], Any], inputs: Any) -> Callable[[Any], Any] | None:
+    """Its trace on such inputs; None where there is none that gives its bits."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     started = time.monotonic()
-    asked = _Asked(dynamics, state.step)
     try:
-        own = dataclasses.replace(dynamics, given=asked)
-        expected = own.moved(state, batch, rates, count, chain_axis=axis)
-        draws = tuple(asked.draws)
-        leaves, spec = pytree.tree_flatten((state, batch, rates._replace(kind=None), count))
-        outputs: list[Any] = []
+        expected = function(inputs)
+        leaves, spec = pytree.tree_flatten(inputs)
+        into: list[Any] = []
 
-        def flat(*inputs: Tensor) -> list[Tensor]:
-            one, other = inputs[: len(leaves)], inputs[len(leaves) :]
-            state, batch, given_rates, count = pytree.tree_unflatten(one, spec)
-            given = dict(zip(draws, other, strict=True))
-            step = dataclasses.replace(dynamics, given=given)
-            found = step.moved(
-                state, batch, given_rates._replace(kind=rates.kind), count, chain_axis=axis
-            )
-            tensors, out = pytree.tree_flatten(found)
-            outputs.append(out)
-            return tensors
+        def flat(*tensors: Tensor) -> list[Tensor]:
+            found, out = pytree.tree_flatten(function(pytree.tree_unflatten(tensors, spec)))
+            into.append(out)
+            return found
 
         with torch.no_grad():
-            graph = make_fx(flat)(*leaves, *asked.draws.values())
+            graph = make_fx(flat)(*leaves)
         _shorten(graph)
-        trace = _Trace(graph, draws, outputs[-1])
-        found = _replayed(trace, dynamics, state, batch, rates, count)
-        pairs = zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True)
+        out = into[-1]
+
+        def replayed(inputs: Any) -> Any:
+            with torch.no_grad():
+                found = graph(*pytree.tree_leaves(inputs))
+            return pytree.tree_unflatten(found, out)
+
+        pairs = zip(pytree.tree_leaves(replayed(inputs)), pytree.tree_leaves(expected), strict=True)
         if not all(torch.equal(a, b) for a, b in pairs):
             log.info("the traced step differs from the eager step, which is used instead")
             return None
@@ -137,48 +149,69 @@ def _traced(
         log.info("no traced step (%s): the step itself serves", first)
         return None
     log.info("traced the step in %.1f s", time.monotonic() - started)
-    return trace
-
-
-def _replayed(
-    trace: _Trace, dynamics: LangevinDynamics, state: State, batch: Batch, rates: Any, count: Tensor
-) -> tuple[State, Tensor]:
-    leaves = pytree.tree_leaves((state, batch, rates._replace(kind=None), count))
-    draws = [dynamics.normals(state.step, draw) for draw in trace.draws]
-    with torch.no_grad():
-        found = trace.graph(*leaves, *draws)
-    new, loss = pytree.tree_unflatten(found, trace.spec)
-    return new, loss
+    return replayed
 
 
 def _shorten(graph: fx.GraphModule) -> None:
-    """Leaves out what changes nothing (detached tensors, views of the shape a tensor has) or was
-    computed before, and calls the rest by torch's own functions, which take half as long to call
-    as the operators behind them."""
-    aten = torch.ops.aten
-    same = (aten.detach.default, aten.alias.default)
-    views = (aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.slice.Tensor)
+    """Leaves out what changes nothing (detached tensors, sums of one term, zeros that are added,
+    shapes of shapes) or was computed before, and calls the rest by torch's own functions, which
+    take half as long to call as the operators behind them."""
     calls = [node for node in graph.graph.nodes if node.op == "call_function"]
-    known: dict[Any, fx.Node] = {}
     pure = not any(
         getattr(n.target, "_schema", None) and n.target._schema.is_mutable for n in calls
     )
-    for node in calls:
-        source = node.args[0] if node.args else None
-        if isinstance(source, fx.Node) and "val" in node.meta and "val" in source.meta:
-            before, after = source.meta["val"], node.meta["val"]
-            unchanged = node.target in views and before.shape == after.shape
-            if node.target in same or unchanged:
-                node.replace_all_uses_with(source)
-                continue
-        first = known.setdefault((node.target, repr((node.args, node.kwargs))), node)
-        if pure and first is not node:
-            node.replace_all_uses_with(first)
+    known: dict[Any, fx.Node] = {}
+    for node in calls if pure else ():
+        same = _shorter(graph, node)
+        if same is node:
+            same = known.setdefault((node.target, repr((node.args, node.kwargs))), node)
+        if same is not node:
+            node.replace_all_uses_with(same)
     graph.graph.eliminate_dead_code()
     for node in graph.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload):
             node.target = _function(node.target)
     graph.recompile()
+
+
+#: Other shapes of the same numbers in the same order.
+_aten = torch.ops.aten
+_SHAPES = (
+    _aten.view.default, _aten._unsafe_view.default, _aten.unsqueeze.default, _aten.squeeze.dim,
+    Tensor.reshape,
+)  # fmt: skip
+
+
+def _shorter(graph: fx.GraphModule, node: fx.Node) -> Any:
+    """A node before this one with the same numbers, or the node itself, from fewer others."""
+    source: Any = node.args[0] if node.args else None
+    if not isinstance(source, fx.Node) or "val" not in node.meta or "val" not in source.meta:
+        return node
+    before, after = source.meta["val"], node.meta["val"]
+    if node.target in (_aten.detach.default, _aten.alias.default):
+        return source
+    if node.target in (_aten.expand.default, _aten.slice.Tensor) and before.shape == after.shape:
+        return source
+    if node.target is _aten.t.default and source.target is _aten.t.default:
+        return source.args[0]
+    if node.target is _aten.add.Tensor and not node.kwargs and before.shape == after.shape:
+        other = node.args[1]
+        return source if isinstance(other, fx.Node) and _is_zero(graph, other) else node
+    alone = node.target is _aten.sum.dim_IntList and before.numel() == after.numel()
+    if node.target in _SHAPES or (alone and before.dtype == after.dtype):
+        while source.target in _SHAPES:
+            source = source.args[0]
+        if source.meta["val"].shape == after.shape:
+            return source
+        node.target, node.args, node.kwargs = Tensor.reshape, (source, list(after.shape)), {}
+    return node
+
+
+def _is_zero(graph: fx.GraphModule, node: Any) -> bool:
+    """Whether it is a constant of zeros, perhaps in another shape."""
+    while node.target is _aten.expand.default:
+        node = node.args[0]
+    return node.op == "get_attr" and not getattr(graph, node.target).any()
 
 
 def _function(operator: torch._ops.OpOverload) -> Any:

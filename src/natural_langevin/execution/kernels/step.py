@@ -40,9 +40,10 @@ from natural_langevin.execution.kernels.layer import (
     prior_numbers,
 )
 from natural_langevin.execution.kernels.layer import Kind as LayerKind
-from natural_langevin.execution.stepping import StepData, overwrite
+from natural_langevin.execution.stepping import StepData, overwrite, shape_of
+from natural_langevin.execution.traced import TracedFunction
 from natural_langevin.preconditioners import Damping
-from natural_langevin.statistics import Evaluation
+from natural_langevin.statistics import Evaluation, Statistics
 from natural_langevin.types import Batch
 
 #: Streams over which the updates of layers are spread.
@@ -57,8 +58,11 @@ class FusedStep:
         tasks: list[LayerTask],
         backend: Backend,
         compile: Callable[[Any], Any] | None = None,
+        traces: TracedFunction | None = None,
     ) -> None:
+        """``traces``: replays the passes, where nothing is deferred."""
         self.tasks, self.backend, self._compiles = tasks, backend, compile is not None
+        self._traces = traces
         self._compile = compile or (lambda function: function)
         self._deferred = tuple(task.name for task in tasks if not task.given)
         self._apart = {name for task in tasks for name in task.parameters}
@@ -114,12 +118,35 @@ class FusedStep:
     ) -> tuple[Info, dict[str, Any], Tensor, Tensor]:
         """Forward and backward, the rest of the state, and what the backend needs for its part."""
         batch, rates, num_data, chain_axis = data.inputs(state, batch, kind)
-        evaluation = dynamics.evaluate(
-            state, batch, kind, chain_axis=chain_axis, deferred=self._deferred
+
+        def passes(inputs: Any) -> tuple[Any, ...]:
+            params, likelihood, step, diverged, batch, (eta, gamma, mu), num_data = inputs
+            here = state._replace(
+                params=params, likelihood=likelihood, step=step, diverged=diverged
+            )
+            found = dynamics.evaluate(
+                here, batch, kind, chain_axis=chain_axis, deferred=self._deferred
+            )
+            keep = still_running(here, found.loss)
+            rates = Rates(eta, gamma, mu, kind)
+            numbers = step_numbers(dynamics, rates, num_data, keep)
+            keys = random.stream(dynamics.noise, step).contiguous()
+            told = found.loss, found.gradient, vars(found.statistics), found.likelihood
+            return *told, found.deferred, keep, numbers, keys
+
+        inputs = (
+            state.params, state.likelihood, state.step, state.diverged, batch,
+            (rates.step_size, rates.decay, rates.mean), num_data,
+        )  # fmt: skip
+        if self._traces is None:
+            found = passes(inputs)
+        else:
+            found = self._traces((kind.adapts, shape_of(batch)), passes, inputs)
+        loss, gradient, statistics, likelihood, deferred, keep, numbers, keys = found
+        size = batch[0].shape[1 if chain_axis else 0]
+        evaluation = Evaluation(
+            loss, gradient, Statistics(**statistics), likelihood, deferred, size
         )
-        keep = still_running(state, evaluation.loss)
-        numbers = step_numbers(dynamics, rates, num_data, keep)
-        keys = random.stream(dynamics.noise, state.step).contiguous()
         rest = self._rest(state)
         new = dynamics.integrator.update(dynamics, rest, evaluation, rates, num_data)
         diverged = note_diverged(state, keep)
@@ -214,10 +241,11 @@ def plan(
     *,
     given: bool = False,
     each: bool = False,
+    deferred: bool = True,
 ) -> list[LayerTask]:
     """The layers of this network that a backend may update; ``batch`` has no chain axis. With
-    ``given``, also parameters whose gradients and statistics are formed elsewhere; with ``each``,
-    weights each of which has a variance of its own.
+    ``given``, also parameters whose gradients and statistics are formed elsewhere, without
+    ``deferred`` these alone; with ``each``, weights each of which has a variance of its own.
 
     The dynamics say whether the kernels compute their update at all, the metric's own class says
     of which kind it is. A layer qualifies when its gradients can be deferred (see
@@ -234,7 +262,7 @@ def plan(
     damping = dynamics.damping(dynamics.prior, num_data)
     model = dynamics.gradients.network.model
     layers = {}
-    for name in dynamics.gradients.deferrable(state.params, batch[0]):
+    for name in dynamics.gradients.deferrable(state.params, batch[0]) if deferred else ():
         weight, bias = parameter_names(name)
         names = (weight, bias)[: 1 + (model.get_submodule(name).bias is not None)]
         layers[name] = layer_task(dynamics, name, names, kind, trainable, damping, each=each)

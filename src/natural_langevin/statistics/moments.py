@@ -120,11 +120,25 @@ def _group_moments(
         return found | {k: one.new_zeros(len(one), *shapes[k]) for k in unused}
 
     work = sum(g.work() for gs in forms.values() for g in gs)
-    left = [group._replace(requests=frozenset(rest))]
     chunk = max(1, numbers // work)
+    maps = [g for w in group.weights for g in forms.get(w, ())]
+    plain = all(isinstance(g, Outer) and g.unfold is None for g in maps)
+    if complete and "cross" in rest and plain and len(shapes[group.name]) == 1:
+        merge(result, {"cross": {group.name: _rows(group, forms, samples, divisor)}})
+        rest -= {"cross"}
+    left = [group._replace(requests=frozenset(rest))]
     found = dense_moments(dense, left, samples=samples, chunk=chunk, basis=basis, divisor=divisor)
     merge(result, found)
     return result
+
+
+def _rows(group: Group, forms: Any, samples: int, divisor: int) -> Params:
+    """Bias rows of linear maps of what is stored; of patches, which are dear, G_n gives them."""
+    every = slice(0, samples)
+    bias = _total(g.dense(every) for g in forms[group.name])
+    return {
+        w: _mean(_total(g.weighted(every, bias) for g in forms[w]), divisor) for w in group.weights
+    }
 
 
 # From per-sample gradients written out ------------------------------------------------------------

@@ -19,6 +19,7 @@ import torch
 
 from natural_langevin._internal import gpu_build
 from natural_langevin.execution.kernels.layer import Backend, LayerTask
+from natural_langevin.execution.kernels.native import build
 from natural_langevin.execution.kernels.step import FusedStep, plan
 
 __all__ = ["Backend", "FusedStep", "LayerTask", "backend_for", "plan"]
@@ -26,10 +27,16 @@ __all__ = ["Backend", "FusedStep", "LayerTask", "backend_for", "plan"]
 log = logging.getLogger("natural_langevin")
 
 
-@cache
 def backend_for(device: torch.device) -> Backend | None:
     """The backend of this device; None where there is none. Triton's kernels are tried out by
     every run (``Engine``)."""
+    if device.type == "cpu" and build.library(torch.float32) is None:  # as the log was told
+        return None
+    return _backend(device)
+
+
+@cache
+def _backend(device: torch.device) -> Backend | None:
     try:
         if device.type == "cuda":
             gpu_build.wait(device)

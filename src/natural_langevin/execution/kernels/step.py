@@ -148,7 +148,12 @@ class FusedStep:
             loss, gradient, Statistics(**statistics), likelihood, deferred, size
         )
         rest = self._rest(state)
-        new = dynamics.integrator.update(dynamics, rest, evaluation, rates, num_data)
+        if rest.params:
+            own = {k: g for k, g in evaluation.gradient.items() if k not in self._apart}
+            theirs = replace(evaluation, gradient=own)
+            new = dynamics.integrator.update(dynamics, rest, theirs, rates, num_data)
+        else:
+            new = dynamics.arrived(rest, {}, rest.metric, evaluation, rates, own=rest.own)
         diverged = note_diverged(state, keep)
         overwrite(rest, select(keep, new, rest, diverged))
         calls = self._calls(evaluation, kind, state, dynamics.weight(num_data))

@@ -100,6 +100,13 @@ class Outer(SampleGradient):
         product = delta.mT @ a if self.unfold is None else (a.mT @ delta).mT  # as memory lies
         return product.reshape(-1, *self.shape)
 
+    def weighted(self, part: slice, factor: Tensor) -> Tensor:
+        """sum_n factor_n G_n over the samples in ``part``, with a factor (n, unit) for every row:
+        one more weight gradient, and no pass over all G_n."""
+        a, delta = self.rows(part)
+        delta = delta * factor.reshape(len(factor), delta.shape[1], 1, -1)
+        return (_by_features(delta).mT @ _by_features(a)).reshape(self.shape)
+
     def work(self) -> int:
         return math.prod(self.shape) + (0 if self.unfold is None else self._unfolded())
 

@@ -269,8 +269,9 @@ def catboost(x: pd.DataFrame, y: Array, x_test: pd.DataFrame, kind: str, seed: i
 
     x, x_test = dates_as_numbers(x), dates_as_numbers(x_test)
     words = [name for name in x.columns if x[name].dtype.kind not in "ifub"]
-    x, x_test = (f.assign(**{w: f[w].astype(object).fillna("?").astype(str) for w in words})
-                 for f in (x, x_test))  # fmt: skip
+    for word in words:
+        for part in (x, x_test):
+            part[word] = part[word].astype(object).fillna("?").astype(str)
     rows = np.random.default_rng(seed).permutation(len(y))
     out, inside = np.split(rows, [len(y) // 5])
     options = {"random_seed": seed, "verbose": False, "thread_count": 1, "cat_features": words,

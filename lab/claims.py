@@ -28,6 +28,7 @@ from lab.uci.data import TABLES
 from natural_langevin.problem import standard_units
 from natural_langevin.problem.problem import LOADER_ROWS
 from natural_langevin.recipe.settings import Settings
+from natural_langevin.tabular.crossvalidation import RHAT
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "evidence.md"
@@ -582,14 +583,16 @@ def decided() -> str:
          f"clearly behind; 1 below {c.prior.fewest_rows} rows; a "
          f"`DataLoader` lends {LOADER_ROWS:,} rows for it"),
         ("start", "the model if it has learned something, else N(0, 1/fan-in) per chain; then a "
-         f"descent of {rounds[0]} to {rounds[-1]:,} steps"),
+         f"descent of {rounds[0]} to {rounds[-1]:,} steps by minibatches of {c.descent.batch} rows "
+         "or more"),
         ("minibatch", f"1/{c.batch.part} of the data, {c.batch.fewest} to {c.batch.most} rows"),
         ("step size", f"{c.step_size.steepness:g} / λ, or less: minibatches may add "
          f"{c.step_size.heat:g} to the temperature"),
         ("steps", f"until the chains agree, at {c.end.rows} rows and around them, by the R-hat and "
          f"effective sample size of `diagnose`: {c.end.first_steps:,} steps at least, then parts "
          f"{c.end.growth} times as long each, up to {c.length.most:,} or a budget of operations "
-         "(tens of seconds on a CPU)"),
+         "(tens of seconds on a CPU). Estimators and `train` end where R-hat at the rows is at "
+         f"most {RHAT}"),
         ("burn-in", "a third of the steps"),
         ("draws", f"about {c.cost.most_draws} per chain, {c.cost.fewest_draws} at least if "
          "predicting with more would be slow"),

@@ -273,6 +273,30 @@ def test_chains_that_agree_are_told_from_those_that_do_not() -> None:
         chains=3, step_size=1e-6,
     ).sample((x, y), steps=60, burn_in=0, thin=1, progress=False)  # fmt: skip
     assert "R-hat is up to" in ending.too_short(slow, stream, USUAL.end)
+    for rhat, short in ((1.2, True), (math.inf, False)):  # where predictions are all that counts
+        rule = dataclasses.replace(USUAL.end, rhat=rhat)
+        assert bool(ending.too_short(slow, stream, rule)) == short
+
+
+def test_a_step_size_of_ones_own_needs_no_pilot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Friction is that which damps a curvature of 1/4, and all else is as it was."""
+    x, y = line(150)
+    net = models.mlp(2, 1, (32,), activation=nn.Tanh)
+    likelihood, prior = likelihoods.Gaussian(0.3), priors.Gaussian(1.0)
+    usual = Langevin(net, likelihood, prior=prior, recipe=SHORT).plan((x, y))
+    monkeypatch.setattr(step_size, "by_curvature", None)
+    plan = Langevin(net, likelihood, prior=prior, recipe=SHORT, step_size=1e-3).plan((x, y))
+    assert plan.step_size is None
+    assert plan.friction == 0.032 == float(f"{2 * math.sqrt(1e-3 / 4):.2g}")
+    for name in ("recipe", "prior", "metric", "dynamics", "batch_size", "start", "descent"):
+        assert getattr(plan, name) == getattr(usual, name)
+
+
+def test_minibatches_of_a_descent_are_small_but_make_some_epochs() -> None:
+    rule = USUAL.descent
+    assert [rule.rows_of_batch(n, 500) for n in (2000, 20_000, 60_000)] == [100, 200, 500]
+    assert rule.rows_of_batch(50, 50) == 50
+    assert dataclasses.replace(rule, batch=None).rows_of_batch(2000, 400) == 400
 
 
 def open_plan(steps: int, most: int) -> Plan:
@@ -427,7 +451,7 @@ def test_rows_are_held_out_of_each_chains_own() -> None:
         torch.zeros(40, 1), torch.zeros(40), batch_size=20, chain=torch.arange(2), seed=0,
         device=torch.device("cpu"), rows=rows,
     )  # fmt: skip
-    inside, held_out = whole.parted(0.2, most=100)
+    inside, held_out = whole.parted(0.2, most=100, batch=whole.batch_size)
     assert held_out.shape == (2, 4)
     assert inside.batch_size == 16
     for chain in range(2):

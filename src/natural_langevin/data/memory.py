@@ -88,14 +88,14 @@ class InMemory:
             return y, y
         return self.x[index], self.y[index]
 
-    def parted(self, share: float, most: int) -> tuple[InMemory, Tensor]:
+    def parted(self, share: float, most: int, batch: int) -> tuple[InMemory, Tensor]:
         """The same data without a ``share`` of every chain's rows (at ``most`` so many), chosen at
-        random, and the numbers of these: (chain, n)."""
+        random, and the numbers of these: (chain, n). ``batch``: rows of a minibatch."""
         order = random.permutation(random.stream(self.origin, -1), self.num_data)
         rows = order if self.rows is None else self.rows.gather(1, order)
         count = min(int(share * self.num_data), most)
         inside = InMemory(
-            self.x, self.y, batch_size=min(self.batch_size, self.num_data - count),
+            self.x, self.y, batch_size=min(batch, self.num_data - count),
             chain=torch.arange(len(rows)), seed=0, device=self.x.device, rows=rows[:, count:],
         )  # fmt: skip
         inside.origin = self.origin

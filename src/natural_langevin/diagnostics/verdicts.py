@@ -146,6 +146,11 @@ class Diagnosis:
         """Everything that was followed along the draws."""
         return {PREDICTIONS: self.mixing} | self.beyond | self.parameters
 
+    def agree(self, rhat: float) -> bool:
+        """Whether chains predict alike at the inputs given, up to this R-hat."""
+        alike = self.rhat is not None and bool((self.rhat <= rhat).all())
+        return alike and not (self.noise is not None and self.noise.differs)
+
     @property
     def unmixed(self) -> str:
         """Why the chains have not mixed, in short, and nothing where they have: of one chain, by

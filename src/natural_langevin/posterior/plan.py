@@ -47,6 +47,14 @@ class Descent:
     small: int
     most_work: float
     few: int  # steps between two looks at the clock, where time is limited
+    batch: int | None = None  # rows of a minibatch, or as many as make ``epochs``; None: the run's
+    epochs: int = 3  # of the first round at least
+
+    def rows_of_batch(self, num_data: int, usual: int) -> int:
+        """Rows of a minibatch of the descent, where the run has ``usual`` ones."""
+        if self.batch is None:
+            return usual
+        return min(usual, max(self.batch, self.epochs * num_data // self.rounds[0]))
 
 
 @dataclass(frozen=True)
@@ -57,13 +65,15 @@ class EndRule:
     where its chains agree and have enough effective draws, at ``rows`` of its inputs and around
     them. Otherwise it was burn-in, and a part ``growth`` times as long follows; the last has what
     is left of all steps that may be taken. ``remembered``: for how many batches the metric of a
-    part counts in the average of the one that follows it."""
+    part counts in the average of the one that follows it. ``rhat``: up to which chains agree, where
+    predictions are all that is asked for; None: as ``posterior.diagnose`` says."""
 
     first_part: int
     first_steps: int
     growth: int
     rows: int
     remembered: int
+    rhat: float | None = None
 
 
 @dataclass(frozen=True)

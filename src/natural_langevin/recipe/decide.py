@@ -289,9 +289,13 @@ def _by_recipe(
 
 def _with_step_size(choice: recipe.Choice, given: Given) -> recipe.Choice:
     """The same with a step size of the user's own, whose largest value decides about lengths."""
+    return dataclasses.replace(choice, step_size=_largest(given), reason="given")
+
+
+def _largest(given: Given) -> float:
+    """The largest value of a step size of the user's own."""
     size = known_step_size(given.step_size)
-    size = size(0) if callable(size) else size
-    return dataclasses.replace(choice, step_size=float(torch.as_tensor(size).max()), reason="given")
+    return float(torch.as_tensor(size(0) if callable(size) else size).max())
 
 
 def _batch_size(motion: Motion, rows: int, costs: cost.Costs) -> int:
@@ -322,10 +326,16 @@ def _chosen(
     if given.scale_open:
         prior = recipe.prior(scale.value if scale else 1.0)
         motion = motion.on(motion.problem.with_prior(prior))
-    pilot = step_size.by_curvature(
-        motion, rows, num_data, search.batch_size, search.costs, downhill=search.downhill,
-        shuffled=not lent, limit=search.limit,
-    )  # fmt: skip
+    few = motion.problem.weights <= search.costs.settings.step_size.most_weights
+    if given.auto or few:  # of few weights friction and length follow from all curvatures
+        pilot = step_size.by_curvature(
+            motion, rows, num_data, search.batch_size, search.costs, downhill=search.downhill,
+            shuffled=not lent, limit=search.limit,
+        )  # fmt: skip
+    else:
+        pilot = [
+            step_size.of_given(motion, _largest(given), num_data, search.batch_size, search.costs)
+        ]
     found = recipe.Choice.most_careful(pilot)
     if choice is None:
         return found

@@ -38,7 +38,8 @@ its chains agree, at rows and around them, with enough effective draws (``run.en
 with its metric at first; and so on until chains agree, or the steps that the operations allow are
 spent, of which the last part has most.
 Start. At the model where it has learned something, otherwise at weights N(0, 1/fan_in), different
-for every chain (see ``starts``); from there downhill without noise (see ``run.descent``).
+for every chain (see ``starts``); from there downhill without noise, by small minibatches (see
+``run.descent``).
 Prior, sharpness and spread. The prior's scale, of classes how sharply the mixture is predicted, and
 of numbers how far networks are from their mean, by held-out rows (see ``prior_scale``). The last
 two are of predictions: chains know nothing of them.

@@ -273,10 +273,12 @@ class Settings:
     #: rounds through convolutions do): a fifth of the rows, 2,000 at most, is looked at six times a
     #: round, if there are five. Steps of .02 in every weight travel far enough, with fewer than a
     #: thousand weights; RMSProp's memory is that of 20 batches.
+    #: Minibatches are small, where that is three epochs in the first round: larger ones come no
+    #: further.
     descent: Descent = Descent(
         rounds=(300, 600, 1200, 2400, 4800, 9600), enough=0.1, costly_enough=1.0, looks=6,
         held_out=0.2, fewest_rows=5, most_held_out=2000, friction=0.1, memory=0.05, length=0.02,
-        small=1000, most_work=2e10, few=10,
+        small=1000, most_work=2e10, few=10, batch=100, epochs=3,
     )  # fmt: skip
     #: Enough for R-hat; what ensembles gain by more starts falls as one over their number.
     chains: int = 4

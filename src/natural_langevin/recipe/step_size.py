@@ -116,6 +116,19 @@ def by_curvature(
     ]
 
 
+def of_given(
+    motion: Motion, eta: float, num_data: float, batch_size: int, costs: cost.Costs
+) -> Choice:
+    """What goes with a step size of the user's own, without a pilot: friction is that of a network
+    with such steps, whose metric comes from data alone."""
+    moves, limits = motion.frame, costs.settings.step_size
+    heat = eta * float(_heat(moves, motion.init(), num_data, batch_size, limits.friction).max())
+    way = "native" if costs.budget.engine else "eager"
+    found = Choice(eta, None, heat, "given", way, friction=limits.friction)
+    fisher = isinstance(moves.preconditioner, FisherPreconditioner)
+    return _less_friction(found, limits) if fisher else found
+
+
 def _pilot(
     motion: Motion,
     moves: LangevinDynamics,

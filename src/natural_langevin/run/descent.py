@@ -72,7 +72,8 @@ def descend(
         return moves.init(_at(end.params, number))._replace(likelihood=_at(end.likelihood, number))
     held_out, every = None, stream
     if stream.num_data >= rule.fewest_rows:
-        stream, rows = stream.parted(rule.held_out, rule.most_held_out)
+        batch = rule.rows_of_batch(stream.num_data, stream.batch_size)
+        stream, rows = stream.parted(rule.held_out, rule.most_held_out, batch)
         held_out = stream.x[rows], stream.y[rows]
     downhill, weights = _downhill(moves, rule), sum(p[0].numel() for p in state.params.values())
     lowest = _Lowest(state)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from lab.rivals import effective
 from lab.rivals.__main__ import COLUMNS, summary, with_table
 from lab.rivals.many import Many, nll
 from lab.rivals.methods import METHODS, adamw
@@ -103,3 +104,13 @@ def test_networks_one_after_the_other_have_the_same_gradients() -> None:
     many.started(lambda: adamw(many), 4)
     assert tries == [True, False]
     assert many.finite
+
+
+def test_effective_samples_per_second_of_independent_draws() -> None:
+    values = torch.randn(4, 500, 3, generator=torch.Generator().manual_seed(0)).double().numpy()
+    found = effective.described(effective.Run(values, 20.0, 10.0, {"steps": 500}))
+    assert found["ess"][1] == pytest.approx(2000, rel=0.15)
+    assert found["per_sampling_second"][1] == pytest.approx(found["ess"][1] / 10)
+    assert found["per_second"][0] == pytest.approx(found["ess"][0] / 20)
+    of = effective.small((2, 3, 1), 10)
+    assert of.network()(of.x).shape == of.y.shape

@@ -17,8 +17,9 @@ from torch import Tensor
 from natural_langevin._internal.trees import copy_tree_
 from natural_langevin.dynamics.base import Info
 from natural_langevin.execution.engine import Engine
+from natural_langevin.run import loop
 from natural_langevin.run.checkpoint import RunCheckpoint
-from natural_langevin.run.loop import DivergenceError, RunPlan, run
+from natural_langevin.run.loop import DivergenceError, RunPlan
 
 #: Steps between two looks at the clock, where no iterate is kept.
 LOOK_EVERY = 100
@@ -134,9 +135,11 @@ def advance(
     )
     with contextlib.closing(RunCheckpoint(folder, config)) as saved:
         try:
-            state, _ = run(
-                plan, _Clocked(engine, clock), state, _Kept(keeper, clock), saved=saved,
-                progress=False, watcher=_Deadline(steps, clock, deadline, say),
+            kept = _Kept(keeper, clock)
+            state, _ = loop.run(
+                plan, _Clocked(engine, clock), state, kept, saved=saved,
+                found=saved.load(loop.tree(state, kept)), progress=False,
+                watcher=_Deadline(steps, clock, deadline, say),
             )  # fmt: skip
         except DivergenceError:  # there is nothing to go on with
             shutil.rmtree(folder, ignore_errors=True)

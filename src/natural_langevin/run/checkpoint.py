@@ -7,8 +7,9 @@ import json
 import logging
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -49,30 +50,14 @@ _SAMPLES = "['collector']['samples']"
 _OTHER_RUN = "another run: "
 
 
-class Saved(Protocol):
-    """What a run needs from the place where its checkpoints go."""
-
-    #: How the steps before the checkpoint that was loaded were run; "" where that is not known.
-    way: str
-
-    def save(self, tree: Any, way: str = "") -> None:
-        """Writes a checkpoint; whatever happens meanwhile, one whole checkpoint is there.
-        ``way``: how steps are run (``Engine.arithmetic``)."""
-
-    def load(self, like: Any) -> Any | None:
-        """The newest readable checkpoint of this run, or None where there is none."""
-
-    def close(self) -> None:
-        """Leaves the folder to others."""
-
-
 class RunCheckpoint:
     """The checkpoint of one run in a folder: the newest, and the one before it.
 
     A file holds all chains, whichever process has them, so another number of processes can go on
     from it. ``config`` says which run it is; a folder of another run is refused with the difference
     named. ``made_by`` (see ``provenance``) tells which versions and code started it. The folder,
-    which all ``processes`` see, is locked until ``close``."""
+    which all ``processes`` see, is locked until ``close``. After every save there is a ``commit``,
+    if there is one."""
 
     def __init__(
         self,
@@ -80,10 +65,12 @@ class RunCheckpoint:
         config: dict[str, Any],
         made_by: dict[str, Any] | None = None,
         processes: Processes | None = None,
+        commit: Callable[[], None] | None = None,
     ) -> None:
         self._folder, self._processes = folder, processes or SingleProcess(1)
         self._config, self._made_by = json.loads(json.dumps(config)), made_by or {}
-        self._newest_is_good = False  # until it has been read or written
+        self._commit, self._newest_is_good = commit, False  # until it has been read or written
+        #: How the steps before the checkpoint that was loaded were run; "" where none was.
         self.way = ""
         self._lock: FolderLock | None = None
         with tensorfile.writing(f"checkpoints to {folder}", remedy="Give another folder"):
@@ -118,7 +105,8 @@ class RunCheckpoint:
     def save(self, tree: Any, way: str = "") -> None:
         """Writes a checkpoint; at every moment a whole one is there, and two where there were any.
 
-        A damaged file never takes the name of the good one before it."""
+        A damaged file never takes the name of the good one before it. ``way``: how steps are run
+        (``Engine.arithmetic``)."""
         made_by = self._made_by | {"way": way}
         about = {"config": json.dumps(self._config), "made_by": json.dumps(made_by)}
         with tensorfile.writing(f"a checkpoint to {self._folder}", self._what_is_left):
@@ -127,6 +115,8 @@ class RunCheckpoint:
                 former=self._folder / PREVIOUS if self._newest_is_good else None,
             )  # fmt: skip
         self._newest_is_good = True
+        if self._commit is not None:
+            self._commit()
 
     def _parts(self, tree: Any) -> dict[str, Part]:
         """What this process has of every tensor in the file."""

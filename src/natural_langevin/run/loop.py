@@ -7,13 +7,13 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from natural_langevin._internal.processes import Processes, SingleProcess
 from natural_langevin._internal.progress import Progress
 from natural_langevin.dynamics.base import Info, State
 from natural_langevin.run import interrupts
-from natural_langevin.run.checkpoint import Saved, check_same_way
+from natural_langevin.run.checkpoint import RunCheckpoint, check_same_way
 from natural_langevin.run.collector import Collector, is_kept
 from natural_langevin.run.glance import Glance
 from natural_langevin.schedules import Stages
@@ -106,7 +106,8 @@ def run(
     state: State,
     collector: Collector,
     *,
-    saved: Saved | None = None,
+    saved: RunCheckpoint | None = None,
+    found: dict[str, Any] | None = None,
     title: str = "",
     progress: bool = True,
     processes: Processes | None = None,
@@ -114,20 +115,24 @@ def run(
     partial: bool = False,
     start: Callable[[State], State] | None = None,
 ) -> tuple[State, bool]:
-    """All steps after those that ``state`` (or the checkpoint's) has seen; the last state, and
-    whether Ctrl-C came. A ``watcher`` sees every look, and may end the run there; ``partial``: so
-    may Ctrl-C, at any step after the first draw. ``start``: what is done to ``state`` where there
-    is no checkpoint to go on from; one is then written at once.
+    """All steps after those that ``state`` has seen, or ``found``, a checkpoint's ``tree``, where
+    there is one; the last state, and whether Ctrl-C came. A ``watcher`` sees every look, and may
+    end the run there; ``partial``: so may Ctrl-C, at any step after the first draw. ``start``: what
+    is done to ``state`` where nothing was ``found``; a checkpoint is then written at once.
 
     Several ``processes`` compare notes whenever losses are looked at: whether anybody was
     interrupted, it is time for a checkpoint, or any chain is running."""
     processes = processes or SingleProcess(0)
-    state, resumed = _resumed(saved, state, collector)
-    if start is not None and not resumed:
+    resumed = found is not None
+    collector.begin(None if found is None else found["collector"])
+    if found is not None:
+        state = found["state"]
+        log.info("resuming at step %d", int(state.step))
+    elif start is not None:
         state = start(state)
         if saved is not None:
             engine.prepare(state)
-            saved.save({"state": state, "collector": collector.tree()}, engine.arithmetic)
+            saved.save(tree(state, collector), engine.arithmetic)
     done, written = int(state.step), time.monotonic()
 
     def ready() -> bool:
@@ -166,12 +171,12 @@ def run(
             elif processes.world > 1:  # the others could not know
                 stopped = late = False
             if saved is not None and (stopped or ended or plan.saves(done, late)):
-                saved.save({"state": state, "collector": collector.tree()}, engine.arithmetic)
+                saved.save(tree(state, collector), engine.arithmetic)
                 written = time.monotonic()
         if not stopped and interrupted:  # it came after the last piece had asked
             stopped = True
             if saved is not None and processes.world == 1:
-                saved.save({"state": state, "collector": collector.tree()}, engine.arithmetic)
+                saved.save(tree(state, collector), engine.arithmetic)
         if stopped:
             _say_interrupted(done, plan.steps, collector.kept, saved is not None)
         if stopped and saved is not None:
@@ -179,16 +184,9 @@ def run(
     return state, stopped
 
 
-def _resumed(saved: Saved | None, state: State, collector: Collector) -> tuple[State, bool]:
-    """Where a run begins, and whether that is its checkpoint."""
-    found = None
-    if saved is not None:
-        found = saved.load({"state": state, "collector": collector.tree()})
-    collector.begin(None if found is None else found["collector"])
-    if found is None:
-        return state, False
-    log.info("resuming at step %d", int(found["state"].step))
-    return found["state"], True
+def tree(state: State, collector: Collector) -> dict[str, Any]:
+    """What a checkpoint holds."""
+    return {"state": state, "collector": collector.tree()}
 
 
 def _say_interrupted(done: int, steps: int, kept: int, saved: bool) -> None:

@@ -47,9 +47,6 @@ from natural_langevin.run.look import Callback
 from natural_langevin.run.loop import RunPlan
 from natural_langevin.run.phases import Phase, phases
 from natural_langevin.run.setup import (
-    Committed,
-    Loaded,
-    StartsAnew,
     check_same_everywhere,
     open_checkpoint,
     resumed_config,
@@ -215,21 +212,19 @@ def _phase(
                 tree, way = saved.load(like), saved.way
             finally:
                 saved.close()
-        saved = open_checkpoint(options.checkpoint, identity, engine.stream, mesh, made_by)
+        saved = open_checkpoint(
+            options.checkpoint, identity, engine.stream, mesh, made_by, options.commit
+        )
         if saved is not None:
             closing.callback(saved.close)
-            if options.commit is not None:
-                saved = Committed(saved, options.commit)
-            if tree is not None:
-                tree = tree | {
-                    "collector": collector.lengthened(tree["collector"], steps.look_every)
-                }
-                saved = Loaded(saved, tree, way)
-            elif not resumes:
-                saved = StartsAnew(saved)
         with mesh.together("the run"):
+            if saved is not None and tree is not None:
+                longer = collector.lengthened(tree["collector"], steps.look_every)
+                tree, saved.way = tree | {"collector": longer}, way
+            elif saved is not None and resumes:
+                tree = saved.load(loop.tree(state, collector))
             state, interrupted = loop.run(
-                steps, engine, state, collector, saved=saved, title=title,
+                steps, engine, state, collector, saved=saved, found=tree, title=title,
                 progress=bool(options.progress), processes=mesh, watcher=watcher,
                 start=None if as_it_is else start,
                 partial=saved is None and mesh.world == 1 and options.may_end_early,

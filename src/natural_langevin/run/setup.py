@@ -15,7 +15,7 @@ from natural_langevin._internal.fingerprints import fingerprint
 from natural_langevin._internal.object_store import ObjectFolder, is_url
 from natural_langevin._internal.processes import Processes
 from natural_langevin.data.streams import InMemory, Loader, Stream
-from natural_langevin.run.checkpoint import RunCheckpoint, Saved, config_in
+from natural_langevin.run.checkpoint import RunCheckpoint, config_in
 
 
 def check_same_everywhere(
@@ -101,52 +101,14 @@ def local_folders(
         commit()
 
 
-class Loaded:
-    """A place for checkpoints, and the tree that a run goes on from."""
-
-    def __init__(self, saved: Saved, tree: Any, way: str) -> None:
-        self.save, self.close, self._tree, self.way = saved.save, saved.close, tree, way
-
-    def load(self, like: Any) -> Any | None:
-        """The tree."""
-        return self._tree
-
-
-class Committed:
-    """A place for checkpoints, and what is done after each."""
-
-    def __init__(self, saved: Saved, commit: Callable[[], None]) -> None:
-        self.close, self.way, self._saved, self._commit = saved.close, saved.way, saved, commit
-
-    def load(self, like: Any) -> Any | None:
-        """What the place has."""
-        found, self.way = self._saved.load(like), self._saved.way
-        return found
-
-    def save(self, tree: Any, way: str = "") -> None:
-        """Writes a checkpoint and commits it."""
-        self._saved.save(tree, way)
-        self._commit()
-
-
-class StartsAnew:
-    """A place for checkpoints whose own is not gone on from: it is of a phase before."""
-
-    def __init__(self, saved: Saved) -> None:
-        self.save, self.close, self.way = saved.save, saved.close, ""
-
-    def load(self, like: Any) -> Any | None:
-        """Nothing."""
-        return None
-
-
 def open_checkpoint(
     folder: str | os.PathLike[str] | None,
     identity: dict[str, Any],
     stream: Stream,
     mesh: Processes,
     made_by: dict[str, Any],
-) -> Saved | None:
+    commit: Callable[[], None] | None = None,
+) -> RunCheckpoint | None:
     """Where the run's checkpoints go: a folder that all processes see."""
     if folder is None:
         return None
@@ -155,4 +117,4 @@ def open_checkpoint(
             "checkpoint= needs data in memory: a DataLoader's order cannot be continued. Give the "
             "tensors (x, y), or run without a checkpoint"
         )
-    return RunCheckpoint(Path(folder), identity, made_by, mesh)
+    return RunCheckpoint(Path(folder), identity, made_by, mesh, commit)

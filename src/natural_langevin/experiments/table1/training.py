@@ -20,9 +20,10 @@ from natural_langevin._internal.trees import copy_tree_
 from natural_langevin.dynamics.base import Info, State
 from natural_langevin.execution.engine import Engine
 from natural_langevin.experiments.table1.ensemble import Ensemble
+from natural_langevin.run import loop
 from natural_langevin.run.checkpoint import RunCheckpoint
 from natural_langevin.run.collector import LossTrace
-from natural_langevin.run.loop import RunPlan, run
+from natural_langevin.run.loop import RunPlan
 
 #: Looks at the training loss of a stage.
 LOOKS = 100
@@ -134,7 +135,10 @@ def train(
     timed, chains = TimedEngine(engine), len(next(iter(state.params.values())))
     collector = StageCollector(plan.looks, chains, timed.clock, ensemble, strict=stop_if_diverged)
     with contextlib.closing(RunCheckpoint(checkpoint, config, {"versions": versions()})) as saved:
-        state, _ = run(plan, timed, state, collector, saved=saved, title=title, progress=progress)
+        state, _ = loop.run(
+            plan, timed, state, collector, saved=saved,
+            found=saved.load(loop.tree(state, collector)), title=title, progress=progress,
+        )  # fmt: skip
     looks = [int(step) for step in collector.trace.seen[:, 0]]
     seconds = steps * float(timed.clock[0] / timed.clock[1].clamp_min(1))
     return Outcome(state, looks, collector.trace.seen[:, 1:].float(), seconds)

@@ -24,9 +24,8 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 LONGEST = ("distributed", "experiments", "law", "statistics", "docs", "report")
 #: Folders and files that ask what becomes of samples, not whether a run notices a wrong network.
 KNOWN = {
-    "law", "posterior", "sklearn_estimators", "tabular", "cli", "test_checkpoint.py",
-    "test_native.py", "test_native_convolutions.py",
-    "test_native_threads.py", "test_until.py",
+    "law", "posterior", "sklearn_estimators", "tabular", "cli", "sampling", "run",
+    "test_native.py", "test_native_convolutions.py", "test_native_threads.py",
 }  # fmt: skip
 
 

@@ -166,6 +166,7 @@ def test_networks_that_look_as_if_they_could_be_cut(
         torch.testing.assert_close(found[0](found[1]), net(x))
 
 
+@pytest.mark.self_checked
 def test_what_is_random_or_empty_is_refused_as_ever() -> None:
     class Random(WithHead):
         def forward(self, x: Tensor) -> Tensor:

@@ -20,6 +20,9 @@ from natural_langevin.problem import footprint
 from natural_langevin.problem.footprint import state_bytes
 
 
+pytestmark = pytest.mark.self_checked
+
+
 class Cut(nn.Module):
     """Two layers; ``where`` says what is cut off from the parameters."""
 

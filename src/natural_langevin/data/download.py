@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urljoin, urlsplit
 
 import numpy as np
@@ -15,8 +19,70 @@ from natural_langevin._internal.progress import Progress
 
 from . import verify
 from .errors import CorruptDataError, DownloadError
-from .patience import OutOfPatienceError, Patience
 from .sources import IdxFile
+
+# A time limit for a connection that is alive and gives nothing: every drip resets a timeout.
+
+
+T = TypeVar("T")
+
+
+class OutOfPatienceError(TimeoutError):
+    """Nothing has arrived for too long."""
+
+
+class Patience:
+    """Runs an action in a thread and leaves it where ``renew`` is not called for ``seconds``.
+
+    The thread waits in the system, which only the end of its connection wakes: that of the newest
+    of ``answers`` (of requests), where there is one already."""
+
+    def __init__(self, answers: list[Any], seconds: float) -> None:
+        self._answers, self._seconds = answers, seconds
+        self._renewed, self._done = threading.Event(), threading.Event()
+
+    def renew(self) -> None:
+        """Says that something has arrived: the time starts anew."""
+        self._renewed.set()
+
+    def run(self, action: Callable[[], T]) -> T:
+        """What the action returns or raises; OutOfPatienceError if nothing arrives for too long."""
+        found: list[T] = []
+        raised: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                found.append(action())
+            except BaseException as error:
+                raised.append(error)
+            finally:
+                self._done.set()
+                self._renewed.set()
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        try:
+            while not self._done.is_set():
+                self._renewed.clear()
+                if not self._done.is_set() and not self._renewed.wait(self._seconds):
+                    raise OutOfPatienceError
+        except BaseException:  # Ctrl-C too
+            self._hang_up()
+            thread.join(1.0)
+            raise
+        thread.join()
+        if raised:
+            raise raised[0]
+        return found[0]
+
+    def _hang_up(self) -> None:
+        for answer in self._answers[-1:]:
+            with (
+                contextlib.suppress(OSError, ValueError, AttributeError),
+                socket.socket(fileno=os.dup(answer.raw.fileno())) as connection,
+            ):
+                connection.shutdown(socket.SHUT_RDWR)
+
 
 TIMEOUT_SECONDS = 5.0  # to connect, and for the longest silence: offline must fall through soon
 #: A mirror that sends less than CHUNK bytes in so many seconds is left, however often it sends.

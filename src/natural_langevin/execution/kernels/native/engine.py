@@ -23,10 +23,9 @@ from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.kernels.native import settings
 from natural_langevin.execution.kernels.native.build import DTYPES, library
-from natural_langevin.execution.kernels.native.describe import describe
 from natural_langevin.execution.kernels.native.layout import ACTIVATIONS, METRICS, Layer, Run
 from natural_langevin.execution.kernels.native.settings import UnsupportedError
-from natural_langevin.execution.kernels.native.trace import LayerSpec, trace
+from natural_langevin.execution.kernels.native.trace import LayerSpec, describe, trace
 
 #: A call into the library lasts about so long: between calls Ctrl-C is noticed.
 SECONDS_PER_CALL = 0.2

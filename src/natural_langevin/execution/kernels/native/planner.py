@@ -25,9 +25,9 @@ from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.overdamped import Overdamped
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.dynamics.underdamped import Underdamped
+from natural_langevin.execution.agreement import Proofs
 from natural_langevin.execution.kernels.native.engine import NativeMLP
 from natural_langevin.execution.kernels.native.settings import UnsupportedError
-from natural_langevin.execution.proofs import Proofs
 from natural_langevin.likelihoods import Categorical
 from natural_langevin.preconditioners import Euclidean
 from natural_langevin.priors import Flat

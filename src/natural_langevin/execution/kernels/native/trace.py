@@ -9,8 +9,9 @@ batches afterwards (see ``planner``); here it is enough to be careful.
 
 from __future__ import annotations
 
+import ctypes
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from natural_langevin.execution.kernels.native.layout import ACTIVATIONS, KINDS, Layer
 from natural_langevin.execution.kernels.native.places import (
     Places,
     UnknownPlacesError,
@@ -325,3 +327,30 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     "ceil_mode": (False,), "return_indices": (False,), "count_include_pad": (True,),
     "divisor_override": (None,), "keepdim": (False, True), "dtype": (None,),
 }  # fmt: skip
+
+
+# A traced layer as the ``struct Layer`` that the library reads: its kind, sizes and activation.
+
+
+def describe(layer: Layer, spec: LayerSpec, weight: Sequence[int] | None) -> None:
+    """``weight``: the weight's shape, of one network. A table stays where ``spec`` has it."""
+    layer.kind = KINDS.index(spec.kind)
+    layer.activation = ACTIVATIONS.index(spec.activation)
+    layer.parameter = (ctypes.c_double * 2)(*spec.parameters)
+    layer.positions = 1
+    if weight is not None:
+        layer.units, layer.unit_inputs = weight[0], math.prod(weight[1:])
+    layer.inputs = layer.unit_inputs
+    if spec.kind == "append":
+        layer.units, layer.unit_inputs, layer.inputs = 1, 1, spec.inputs
+        layer.outputs = layer.inputs + layer.units
+        return
+    if spec.places is not None:
+        rows, columns = spec.places.table.shape
+        layer.table, layer.inputs = spec.places.table.data_ptr(), spec.places.inputs
+        layer.share = spec.places.share
+        if weight is None:
+            layer.units, layer.unit_inputs = rows, columns
+        else:
+            layer.positions = rows
+    layer.outputs = layer.units * layer.positions

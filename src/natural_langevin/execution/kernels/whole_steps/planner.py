@@ -20,9 +20,8 @@ from natural_langevin.data.streams import InMemory, Stream
 from natural_langevin.dynamics.base import CHAINWISE, Dynamics, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
-from natural_langevin.execution.agreement import disagreement, same_losses
+from natural_langevin.execution.agreement import Proofs, disagreement, same_losses
 from natural_langevin.execution.kernels.native.settings import UnsupportedError
-from natural_langevin.execution.proofs import Proofs
 
 log = logging.getLogger("natural_langevin")
 

@@ -19,7 +19,6 @@ from natural_langevin._internal import capacity
 from natural_langevin.problem import footprint
 from natural_langevin.problem.footprint import state_bytes
 
-
 pytestmark = pytest.mark.self_checked
 
 

@@ -115,8 +115,8 @@ class Langevin:
             temperature: T, a number or one value per chain. 1 is the posterior.
             likelihood_power: beta in pi(theta) ~ [alpha(theta) prod_n p(y_n | x_n)^beta]^(1/T),
                 above 0, a number or one value per chain: N rows count as beta N.
-            chains: How many chains are advanced together. None: four; more where ``seconds`` has
-                time for more steps than they gain by.
+            chains: How many chains are advanced together. None: as many as ``init`` lists, or four;
+                more where ``seconds`` has time for more steps than they gain by.
             num_data: N, the number of training rows. None: taken from the data.
             init: "model", "fan_in", "prior", or weights: a state dict {name: (*shape)} or {name:
                 (chain, *shape)}, or a list of modules or state dicts, one per chain. None: at the
@@ -143,6 +143,8 @@ class Langevin:
             calibrate: Whether the rows that are held out for the prior also correct how sure
                 predictions are. Draws are the same either way.
         """
+        if chains is None and isinstance(init, list | tuple):
+            chains = len(init)
         given = open_settings.fill(
             model, prior=prior, preconditioner=preconditioner, dynamics=dynamics,
             step_size=step_size, init=init, recipe=recipe, calibrate=calibrate,

@@ -146,7 +146,7 @@ def test_damping_by_the_prior_is_of_its_variance_alone() -> None:
 
 
 def test_chains_start_at_given_weights() -> None:
-    def start(init: object, chains: int = 2, **options: object) -> dict[str, Tensor]:
+    def start(init: object, chains: int | None = 2, **options: object) -> dict[str, Tensor]:
         found = Langevin(
             network(), likelihoods.Categorical(), init=init, chains=chains, step_size=1e-3,
             **options,
@@ -162,6 +162,7 @@ def test_chains_start_at_given_weights() -> None:
         both = [dict(network(s).named_parameters())[k] for s in (1, 2)]
         assert torch.equal(p, torch.stack(both).detach())
     assert torch.equal(start(network(5))["0.bias"][1], network(5)[0].bias.detach())
+    assert len(start([network()] * 3, chains=None)["0.bias"]) == 3
     with pytest.raises(ValueError, match="3 networks for 2 chains"):
         start([network()] * 3)
     with pytest.raises(ValueError, match=r"no weights for .*2\.bias"):

@@ -590,9 +590,9 @@ def decided() -> str:
          f"{c.step_size.heat:g} to the temperature"),
         ("steps", f"until the chains agree, at {c.end.rows} rows and around them, by the R-hat and "
          f"effective sample size of `diagnose`: {c.end.first_steps:,} steps at least, then parts "
-         f"{c.end.growth} times as long each, up to {c.length.most:,} or a budget of operations "
-         "(tens of seconds on a CPU). Estimators and `train` end where R-hat at the rows is at "
-         f"most {RHAT}"),
+         f"{c.end.growth} times as long each, up to {c.length.unmixed * c.length.most:,} (tables "
+         f"{c.length.most:,}) or a budget of operations (tens of seconds on a CPU). Estimators and "
+         f"`train` end where R-hat at the rows is at most {RHAT}"),
         ("burn-in", "a third of the steps"),
         ("draws", f"about {c.cost.most_draws} per chain, {c.cost.fewest_draws} at least if "
          "predicting with more would be slow"),

@@ -29,7 +29,7 @@ SHORT = changed(
         ),
         "most_draws": 24,
     },
-    length={"fewest": 120, "most": 600},
+    length={"fewest": 120, "most": 600, "unmixed": 1},
     end={"first_steps": 120},
     pilot={"steps": (1, 20)},
     prior={"native": Trial(40, 2, 5, folds=3, rounds=2), "eager": Trial(24, 1, 6, folds=3)},

@@ -108,7 +108,9 @@ QUOTED: dict[str, dict[str, Callable[[], Sequence[float]]]] = {
     "docs/deployment.md": {"at most 2,000 weights": lambda: [threads.FEW_WEIGHTS]},
     "docs/how_long.md": {
         "What 1,000 steps": lambda: [1000],
-        "2,000 to 50,000 steps": lambda: [RECIPE.length.fewest, RECIPE.length.most],
+        "2,000 to 150,000 steps": lambda: [
+            RECIPE.length.fewest, RECIPE.length.unmixed * RECIPE.length.most,
+        ],
     },
     "docs/learning_coefficients.md": {
         "all of up to 1,000 rows, otherwise a fifth, at most 4,096": lambda: [

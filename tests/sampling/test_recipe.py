@@ -27,7 +27,13 @@ from natural_langevin.dynamics.base import State
 from natural_langevin.execution.engine import Engine
 from natural_langevin.posterior.plan import Descent, OpenEnd, Plan
 from natural_langevin.problem import starts
-from natural_langevin.recipe import prior_scale, run_length, step_size, trial_predictions
+from natural_langevin.recipe import (
+    open_settings,
+    prior_scale,
+    run_length,
+    step_size,
+    trial_predictions,
+)
 from natural_langevin.recipe import rules as recipe
 from natural_langevin.recipe.curvature import steepest
 from natural_langevin.recipe.settings import Trial
@@ -233,8 +239,9 @@ def test_a_run_whose_chains_disagree_is_followed(monkeypatch: pytest.MonkeyPatch
     short = dataclasses.replace(USUAL.cost.usual, relaxations=1)
     net = models.mlp(2, 1, (32,), activation=nn.Tanh)
     settings = changed(
-        length={"fewest": 200, "most": 2000}, cost={"usual": short}, end={"first_steps": 100}
-    )
+        length={"fewest": 200, "most": 1000, "unmixed": 2}, cost={"usual": short},
+        end={"first_steps": 100},
+    )  # fmt: skip
     sampler = Langevin(
         net, likelihoods.Gaussian(0.3), prior=priors.Gaussian(1.0), chains=2, recipe=settings
     )
@@ -505,6 +512,12 @@ def test_lengths_follow_the_step_size_and_the_cost() -> None:
     options = {"settings": USUAL, "budget": USUAL.cost.usual}
     assert run_length.choose(slow, work=1e6, **options, **OPEN).steps == USUAL.length.most
     found = run_length.choose(quick, work=1e6, **options, **OPEN)
+    assert found.end is not None
+    assert found.end.most == 3 * USUAL.length.most  # where chains do not agree
+    tables = options | {"settings": open_settings.for_tables()}
+    end = run_length.choose(quick, work=1e6, **tables, **OPEN).end
+    assert end is not None
+    assert end.most == USUAL.length.most
     assert (found.steps, found.burn_in, found.thin) == (2000, None, None)  # a third, and 200 draws
     assert run_length.choose(slow, work=1e12, **options, **OPEN).steps == USUAL.length.fewest
     given = run_length.choose(quick, steps=90, burn_in=10, thin=2, work=1e6, **options)

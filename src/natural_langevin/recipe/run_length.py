@@ -50,7 +50,8 @@ def choose(
             affordable = min(affordable, length.most)
         steps = min(max(length.fewest, wanted), affordable)
         if burn_in is None and thin is None:
-            most = length.most_eager if choice.way.startswith("eager") else length.most
+            most = length.unmixed * length.most
+            most = length.most_eager if choice.way.startswith("eager") else most
             end = OpenEnd(of=steps, most=min(affordable, most), rule=settings.end)
         reason = f"{budget.relaxations} relaxation times of what only the prior sees"
         if choice.relaxation is not None:

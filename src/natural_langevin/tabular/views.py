@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from natural_langevin import priors
 from natural_langevin.langevin import Langevin
-from natural_langevin.recipe import rules
+from natural_langevin.recipe import open_settings, rules
 from natural_langevin.tabular.inputs import Inputs
 from natural_langevin.tabular.outcome import Outcome
 from natural_langevin.tabular.settings import AUTO, PRECONDITIONERS, Settings
@@ -76,7 +76,7 @@ class View:
             num_data=num_data,
             seed=seed,
             device=device,
-            recipe="auto",
+            recipe=open_settings.for_tables(),
             calibrate=False,  # ``weighing`` does, for all views together
         )
 

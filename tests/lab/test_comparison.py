@@ -88,6 +88,7 @@ def test_a_rival_learns_a_small_table(method, monkeypatch):
     """Wine's first split: a rival that fails would make ours look good."""
     monkeypatch.setattr(networks, "RATES", (1e-2,))
     monkeypatch.setattr(networks, "DECAYS", (0.0,))
+    monkeypatch.setattr(networks, "EPOCHS", 30)
     x, y, x_test, y_test = public.split("wine", 0, ROOT)
     p = rivals.run_rival(method, x, y, x_test, "class", 0)
     assert compare.class_scores(p, y_test)["nll"].mean() < 0.15

@@ -3,6 +3,7 @@ tried."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +18,7 @@ from natural_langevin.tabular.recipe import learn
 from natural_langevin.tabular.scoring import NumberScores
 from natural_langevin.tabular.settings import Settings
 from natural_langevin.tabular.target import Target
+from natural_langevin.tabular.weighing import BOUNDS, HeldOut, Weighed, mean_bound
 
 
 def amounts(zeros: float = 0.5, rows: int = 200) -> torch.Tensor:
@@ -72,6 +74,27 @@ def test_counts_have_a_probability_of_zero_too() -> None:
     p = Predictive(Outcome("count", "poisson"), law, torch.tensor([0.25, 0.75]), flat=True)
     expected = 0.25 * np.exp([-0.5, -2.0]) + 0.75 * np.exp([-1.0, -4.0])
     np.testing.assert_allclose(p.zero, expected, rtol=1e-7)
+
+
+def test_means_are_bounded_where_held_out_means_come_closest() -> None:
+    """Laws with a longer tail than the amounts have: the part of ``largest`` is that of the least
+    squared error, by hand; of too few rows it stays."""
+    y = amounts()
+    outcome = outcomes("regression", y, Settings(noise="hurdle"))[0]
+    assert outcome.largest is not None
+    outputs = torch.tensor([1.0, 0.0, 1.5]).expand(3, len(y), 3)  # three networks, too wide
+    view, found = HeldOut(outcome, [Networks(outputs, None)]), Weighed([0.0], [1.0], [[[1.0, 1.0]]])
+    errors = {}
+    for part in BOUNDS:
+        one = replace(outcome, largest=part * outcome.largest)
+        law = Networks(outputs, None).law(one)
+        mean = Predictive(one, law, torch.full((3,), 1 / 3), flat=True).mean
+        errors[part * outcome.largest] = float(((mean - y[:, 0].numpy()) ** 2).sum())
+    best = min(errors, key=lambda bound: errors[bound])
+    assert best < outcome.largest
+    assert mean_bound([view], found, y) == pytest.approx(best)
+    few = HeldOut(outcome, [Networks(outputs[:, :10], None)])
+    assert mean_bound([few], found, y[:10]) == outcome.largest
 
 
 def test_quantiles_moments_and_draws_agree() -> None:

@@ -43,7 +43,8 @@ class Outcome:
     """``noise``: of KINDS. ``classes``: how many (0 of numbers). ``mean``, ``scale``: of the
     targets or, with ``log``, of their logarithms, one value per target. ``bounded``: no target is
     below 0, and so no prediction is (see ``Predictive``); ``upper``: nor above this.
-    ``largest``: of the training targets, where their logarithm is sampled; ``ends``: the least and
+    ``largest``: of the training targets, where their logarithm is sampled, or a part of it
+    (``weighing.mean_bound``); ``ends``: the least and
     the largest of every other real target."""
 
     task: str

@@ -31,7 +31,7 @@ from natural_langevin.tabular.learned import CHUNK, Learned, Member
 from natural_langevin.tabular.outcome import Outcome, outcomes
 from natural_langevin.tabular.settings import AUTO, DEEP_FROM, MANY, UNITS, Settings
 from natural_langevin.tabular.views import View
-from natural_langevin.tabular.weighing import HeldOut, Weighed, rows_nll, weigh
+from natural_langevin.tabular.weighing import HeldOut, Weighed, mean_bound, rows_nll, weigh
 
 __all__ = ["CHUNK", "Learned", "learn", "refit", "settings_from"]
 
@@ -155,7 +155,16 @@ class Trials:
         found = weigh([_held_out(trial) for trial in mixed], self.y)
         order = sorted(range(len(mixed)), key=lambda k: -found.weight[k])
         best = [mixed[k] for k in order[:MOST_MEMBERS] if found.weight[k]]
-        return best, weigh([_held_out(trial) for trial in best], self.y)
+        views = [_held_out(trial) for trial in best]
+        found = weigh(views, self.y)
+        largest = mean_bound(views, found, self.y)
+        if largest != views[0].outcome.largest:
+            bounded = [replace(trial.view.outcome, largest=largest) for trial in best]
+            best = [
+                replace(trial, view=replace(trial.view, outcome=outcome))
+                for trial, outcome in zip(best, bounded, strict=True)
+            ]
+        return best, found
 
     def choice(self, learned: Learned) -> list[dict[str, Any]]:
         """Every view that was tried."""

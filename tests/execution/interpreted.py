@@ -37,7 +37,11 @@ def main() -> None:
     from natural_langevin import likelihoods, random
     from natural_langevin._internal import triton_categorical, triton_random
     from natural_langevin.dynamics import Underdamped
-    from natural_langevin.execution.kernels import triton_linear, triton_perceptron
+    from natural_langevin.execution.kernels import (
+        triton_linear,
+        triton_linear_kernels,
+        triton_perceptron,
+    )
     from natural_langevin.execution.kernels.layer import Backend
     from natural_langevin.execution.kernels.triton_step import Bookkeeping
 
@@ -52,6 +56,10 @@ def main() -> None:
     expected = likelihoods.Categorical().output_gradient(logits, labels, {})
     torch.testing.assert_close(pair, expected, rtol=1e-5, atol=1e-6)
     print("losses of classes: agrees")
+
+    small = torch.full((1,), 1e-9)  # a gradient's square, where averages begin at 1
+    assert torch.equal(triton_linear_kernels.mix.fn(torch.ones(1), small, 1.0), small)
+    print("averages forget where they began: agrees")
 
     backend = Backend("triton", triton_linear.update_, triton_linear.arrange)
     # Layers of 17 units and 20 inputs: with a bias, inputs in two tiles; without, units; with

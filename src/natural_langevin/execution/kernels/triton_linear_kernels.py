@@ -24,8 +24,8 @@ from natural_langevin._internal.triton_random import normal_at, normal_rows
 
 @triton.jit
 def mix(old, new, rate):
-    """(1 - rate) old + rate new."""
-    return old + rate * (new - old)
+    """(1 - rate) old + rate new; a rate of 1 forgets ``old`` to the last bit."""
+    return (1 - rate) * old + rate * new
 
 
 @triton.jit

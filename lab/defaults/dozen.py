@@ -240,8 +240,7 @@ def main() -> None:
     options = parser.parse_args()
     names = [n for n in NAMES if any(word in n for word in options.only)]
     items = [(n, v, s) for v in options.variants for s in range(options.seeds) for n in names]
-    job = partial(run, until=time.time() + options.seconds,
-                  budgets=dict.fromkeys(names, options.longer / 3))  # fmt: skip
+    job = partial(run, until=time.time() + options.seconds)
     rows = []
     for row in side_by_side(job, items, options.jobs):
         rows.append(row)

@@ -97,6 +97,16 @@ def test_means_are_bounded_where_held_out_means_come_closest() -> None:
     assert mean_bound([few], found, y[:10]) == outcome.largest
 
 
+def test_a_network_that_is_unsure_beyond_measure_leaves_a_finite_mean() -> None:
+    """On diamonds a row 30 deviations out had a logarithm of the variance of 50."""
+    outcome = Outcome("regression", "varying", log=True, largest=100.0)
+    outputs = torch.tensor([[[3.0, wide], [4.0, 0.0]] for wide in (50.0, 800.0)])
+    law = Networks(outputs, None).law(outcome)
+    p = Predictive(outcome, law, torch.tensor([0.5, 0.5]), flat=True)
+    assert np.isfinite(p.mean).all()
+    assert (p.network_means <= 200.0 * (1 + 1e-6)).all()  # BEYOND times the largest
+
+
 def test_quantiles_moments_and_draws_agree() -> None:
     p, outcome, (q, mean, sd) = predicted()
     for level in (0.05, 0.5, 0.95):

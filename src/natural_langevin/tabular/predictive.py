@@ -316,7 +316,10 @@ def _limited(mean: Tensor, variance: Tensor, log_cap: Tensor) -> tuple[Tensor, T
         ) + torch.exp(k * log_cap) * beyond
         for k in (1, 2)
     ]  # fmt: skip
-    near = (log_cap - mean - 2 * variance) / deviation < 8
+    # Of a huge variance, two huge numbers cancel: no power of min(exp(z), c) is above that of c.
+    moments = [m.nan_to_num(torch.inf).minimum(torch.exp((k + 1) * log_cap))
+               for k, m in enumerate(moments)]  # fmt: skip
+    near = ~((log_cap - mean - 2 * variance) / deviation >= 8)
     spread = (moments[1] - moments[0].square()).clamp_min(0.0)
     return torch.where(near, moments[0], plain[0]), torch.where(near, spread, plain[1])
 

@@ -71,8 +71,9 @@ def _sample(
 def _reported(network: Callable[[], nn.Module], steps: int, seed: int) -> dict[str, Any]:
     """What a run says, with the errors that it reports."""
     x, test = wave(60), wave(200, seed=1)
-    found = _sample(network(), x, seed=seed, steps=steps, prior=priors.Gaussian(1.0))
-    said, scores = found.predict(test[0], calibrated=False), found.evaluate(*test, calibrated=False)
+    run = _sample(network(), x, seed=seed, steps=steps, prior=priors.Gaussian(1.0))
+    found = run.calibrated(False)
+    said, scores = found.predict(test[0]), found.evaluate(*test)
     assert said.error is not None
     rhat = found.diagnose(test[0][:40], beyond=False).rhat
     return {

@@ -116,7 +116,8 @@ def test_a_class_that_nobody_doubts_is_at_no_distance(
     reference = {"mean": np.array([0.0, 0.5]), "sd": np.array([1e-12, 0.1])}
     nuts_files.store(tmp_path / "line-5.npz", known | reference)
     recipe = {"step_size": 0.1, "way": "native", "prior_scale": None}
-    posterior = SimpleNamespace(config={"recipe": recipe, "steps": 10})
+    said = SimpleNamespace(verdicts=["said"])
+    posterior = SimpleNamespace(config={"recipe": recipe, "steps": 10}, diagnose=lambda x: said)
     found = {"mean": torch.tensor([1e-6, 0.55]), "sd": torch.tensor([1e-9, 0.12])}
     monkeypatch.setattr(against_nuts, "ours", lambda *given: (posterior, 1.0))
     monkeypatch.setattr(against_nuts, "score", lambda *given: {"nll": 0.31} | found)
@@ -125,3 +126,4 @@ def test_a_class_that_nobody_doubts_is_at_no_distance(
     assert row["sd_ratio_median"] == pytest.approx(1.2, rel=1e-5)
     assert row["nll_difference"] == pytest.approx(0.01)
     assert row["nuts_rhat"] == {"rhat_max": 1.1}
+    assert row["verdicts"] == ["said"]

@@ -56,10 +56,16 @@ def class_scores(p: Array, y: Array) -> Scores:
 
 def number_scores(law: Any, y: Array, *, step: float) -> Scores:
     """Of every row -ln p, the distance of the mean, and F(y); where F jumps at y, a level between
-    its two values is drawn. ``step``: from a count to the one below."""
-    below = law.cdf(y - step) if step else np.where(y == 0, 0.0, law.cdf(y))
-    level = below + np.random.default_rng(0).uniform(size=len(y)) * (law.cdf(y) - below)
-    return {"nll": -law.log_prob(y), "off": law.mean - y, "level": level}
+    its two values is drawn. ``step``: from a count to the one below, whose probability is that of
+    half a step around it, so that laws of counts and of numbers can be compared."""
+    if step:
+        below, above = law.cdf(y - step / 2), law.cdf(y + step / 2)
+        nll = -np.log(np.maximum(above - below, 1e-300))
+    else:
+        above, nll = law.cdf(y), -law.log_prob(y)
+        below = np.where(y == 0, 0.0, above)
+    level = below + np.random.default_rng(0).uniform(size=len(y)) * (above - below)
+    return {"nll": nll, "off": law.mean - y, "level": level}
 
 
 def calibration_error(scores: Scores) -> float:

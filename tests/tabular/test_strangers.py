@@ -14,6 +14,7 @@ from natural_langevin.data import DataError
 from natural_langevin.data.csv_file import CsvFile
 from natural_langevin.data.table import Table, from_frame
 from natural_langevin.data.tables import TrainingData, open_source, read_training
+from natural_langevin.sklearn import NaturalLangevinRegressor
 from natural_langevin.tabular import columns, crossvalidation
 from natural_langevin.tabular.columns import Date, Number
 from natural_langevin.tabular.features import FARTHEST, Features
@@ -500,3 +501,16 @@ def test_classes_keep_their_leading_zeros():
     assert reason == "code holds codes with leading zeros"
     assert target.encode(table("a,code\n1,12\n2,007\n3,130\n")).tolist() == [1, 0, 2]
     assert target.learned(table("a,code\n1,12\n2,0007\n3,9\n")).tolist() == [True, True, False]
+
+
+def test_counts_of_few_values_are_counts_to_a_regressor(monkeypatch):
+    """0 to 8, most of them 0: too few values for ``train``, which may be asked for classes."""
+    seen = []
+    monkeypatch.setattr(
+        NaturalLangevinRegressor, "_learn", lambda *_, task="", **options: seen.append(task)
+    )
+    y = np.array([0.0] * 30 + list(range(9)))
+    x = np.arange(len(y))[:, None].astype(float)
+    NaturalLangevinRegressor().fit(x, y)
+    NaturalLangevinRegressor().fit(x, y + 0.5)
+    assert seen == ["count", ""]

@@ -17,6 +17,9 @@ from natural_langevin.tabular.outcome import KINDS
 from natural_langevin.tabular.predictive import Predictive
 from natural_langevin.tabular.target import are_counts
 
+#: Different whole numbers that counts have at least: a regressor's targets name no classes.
+FEW_COUNTS = 5
+
 
 class NaturalLangevinRegressor(RegressorMixin, NaturalLangevinEstimator):  # type: ignore[misc]
     """A Bayesian network for real targets, one or several; the settings are those of
@@ -56,7 +59,7 @@ class NaturalLangevinRegressor(RegressorMixin, NaturalLangevinEstimator):  # typ
         y = np.array(y, dtype=np.float64)
         self._flat = y.ndim == 1
         open_kind = self.task == "auto" and self.noise in ("auto", *KINDS["count"])
-        task = "count" if open_kind and self._flat and are_counts(y) else ""
+        task = "count" if open_kind and self._flat and are_counts(y, FEW_COUNTS) else ""
         self._learn(table, torch.as_tensor(y.reshape(len(y), -1)), weight, task=task)
         return self
 

@@ -514,6 +514,11 @@ def test_lengths_follow_the_step_size_and_the_cost() -> None:
     found = run_length.choose(quick, work=1e6, **options, **OPEN)
     assert found.end is not None
     assert found.end.most == 3 * USUAL.length.most  # where chains do not agree
+    for way, most in (("whole triton steps", 50_000), ("native kernels", 4_000), ("eager", 4_000)):
+        other = dataclasses.replace(quick, way=way)
+        end = run_length.choose(other, work=1e6, **options, **OPEN).end
+        assert end is not None
+        assert end.most == most
     tables = options | {"settings": open_settings.for_tables()}
     end = run_length.choose(quick, work=1e6, **tables, **OPEN).end
     assert end is not None

@@ -166,7 +166,7 @@ def _compare(search: Search, data: tuple[Tensor, Tensor]) -> list[Compared]:
         scaled, data, inside, batch_size, costs, len(scales), downhill=search.downhill,
         pattern=pattern, limit=limit,
     )  # fmt: skip
-    usual = rule.eager if choices[0].way.startswith("eager") else rule.native
+    usual = rule.eager if recipe.of_calls(choices[0].way) else rule.native
     affordable = usual.affordable(work, most) or rule.eager.affordable(work, most)
     trial = rule.costly if costly or affordable is None else affordable
     if not budget.engine:

@@ -121,6 +121,16 @@ class HeldOutNoise(HeldOutChoice):
     variance: float
 
 
+def of_calls(way: str) -> bool:
+    """Whether steps that are run this way (``Engine.way``) are operator calls on a CPU: some
+    milliseconds, whatever the network's size.
+
+    >>> [of_calls(way) for way in ("eager", "native kernels", "native", "graph, triton kernels")]
+    [True, True, False, False]
+    """
+    return way.startswith(("eager", "native kernels"))
+
+
 @dataclass(frozen=True)
 class Choice:
     """The step size, and why; the prior's variance in units of the default's, and the sharpness of

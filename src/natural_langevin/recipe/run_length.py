@@ -10,7 +10,7 @@ import math
 from typing import NamedTuple
 
 from natural_langevin.posterior.plan import OpenEnd
-from natural_langevin.recipe.rules import Choice
+from natural_langevin.recipe.rules import Choice, of_calls
 from natural_langevin.recipe.settings import Budget, Settings
 
 log = logging.getLogger("natural_langevin")
@@ -50,8 +50,7 @@ def choose(
             affordable = min(affordable, length.most)
         steps = min(max(length.fewest, wanted), affordable)
         if burn_in is None and thin is None:
-            most = length.unmixed * length.most
-            most = length.most_eager if choice.way.startswith("eager") else most
+            most = _most(choice.way, settings) * (length.unmixed if choice.way == "native" else 1)
             end = OpenEnd(of=steps, most=min(affordable, most), rule=settings.end)
         reason = f"{budget.relaxations} relaxation times of what only the prior sees"
         if choice.relaxation is not None:
@@ -94,5 +93,8 @@ def usual_steps(step_size: float, way: str, settings: Settings, budget: Budget) 
     length = settings.length
     usual = budget.relaxations * settings.step_size.friction / step_size
     wanted = math.ceil(usual / 100) * 100
-    most = length.most_eager if way.startswith("eager") else length.most
-    return min(max(length.fewest, wanted), most)
+    return min(max(length.fewest, wanted), _most(way, settings))
+
+
+def _most(way: str, settings: Settings) -> int:
+    return settings.length.most_eager if of_calls(way) else settings.length.most

@@ -206,8 +206,9 @@ class Length:
 
     fewest: int = 2_000
     most: int = 50_000
-    #: So many times as many where chains do not agree: in the gap of a 1-20-1 network 50,000 steps
-    #: leave 20 effective draws, 150,000 (5 s) sds within 5 % of NUTS's. Tables have no more.
+    #: So many times as many by the engine on a CPU, where chains do not agree: in the gap of a
+    #: 1-20-1 network 50,000 steps leave 20 effective draws, 150,000 (5 s) sds within 5 % of NUTS's.
+    #: Tables have no more.
     unmixed: int = 3
     #: Where every step is a few milliseconds of operator calls, whatever the network's size.
     most_eager: int = 4_000

@@ -321,10 +321,10 @@ def test_a_compiled_run_uses_the_kernels_and_agrees_with_the_eager_one(
 @pytest.mark.parametrize(
     ("which", "count"),
     [
-        ("few", len(WITH_BIAS) + len(WITHOUT_BIAS) + 1 + len(SCHEMES) + 2 + 1 + 1),
+        ("few", len(WITH_BIAS) + len(WITHOUT_BIAS) + 1 + len(SCHEMES) + 3 + 1 + 1),
         pytest.param(
             "all",
-            2 * len(METRICS) + 2 + len(SCHEMES) * len(MOMENTUM) + 2 + 5 + 2,
+            2 * len(METRICS) + 2 + len(SCHEMES) * len(MOMENTUM) + 3 + 5 + 2,
             marks=pytest.mark.thorough,
         ),
     ],

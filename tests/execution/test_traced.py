@@ -75,3 +75,21 @@ def test_a_trace_that_differs_does_not_serve(monkeypatch: pytest.MonkeyPatch) ->
     found, kinds = run(-1.0, monkeypatch)
     assert kinds == 0
     torch.testing.assert_close(found.params, plain.params, rtol=0, atol=0)
+
+
+class Ahead(dynamics.Overdamped):
+    """Adds the normals of the next step, as Leimkuhler and Matthews's integrator does."""
+
+    def update(self, on: Any, state: State, *given: Any) -> State:
+        found = super().update(on, state, *given)
+        more = on.standard_normal(state.params, state.step + 1)
+        return found._replace(params={k: p + more[k] for k, p in found.params.items()})
+
+
+def test_a_step_that_reads_the_normals_of_others_is_not_traced(monkeypatch: Any) -> None:
+    """A trace has this step's alone."""
+    expected, _ = run(1e9, monkeypatch, dynamics=Ahead(), compile=False)
+    found, count = run(0.0, monkeypatch, dynamics=Ahead())
+    assert count == 0
+    for k, p in expected.params.items():
+        assert torch.equal(found.params[k], p)

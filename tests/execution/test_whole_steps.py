@@ -185,7 +185,7 @@ def test_what_the_kernel_cannot_take_goes_the_general_way(
         given = (x.to(dtype), y.to(dtype))
         engine, state = sampler.prepare(given, steps=2, batch_size=BATCH)
         engine.run(state, 0, 1)
-    assert engine.way == "eager"
+    assert engine.way in ("eager", "native kernels")
     assert not caplog.records
 
 
@@ -210,7 +210,7 @@ def test_a_kernel_that_disagrees_is_not_used(
         engine, state = prepared(*case, dtype=torch.float32, compile="auto")
         engine.run(state, 0, 1)
     assert seen[0]
-    assert engine.way == "eager"
+    assert engine.way in ("eager", "native kernels")
     assert "no whole steps in Triton" in caplog.text
 
 

@@ -102,4 +102,4 @@ def test_native_steps_do_not_take_another_order() -> None:
     y = torch.arange(40) % 2
     engine, state = sampler.prepare(data.SymmetricSweeps(x, y), steps=12, batch_size=10)
     engine.run(state, 0, 12)
-    assert engine.way == "eager"
+    assert engine.way == "native kernels"

@@ -24,7 +24,7 @@ J_{t+1}, the paper's order, in which C and g share a batch and E[C g] is not E[C
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -184,8 +184,8 @@ class LangevinDynamics:
     stream_length: int = field(init=False)
     #: Where no labels are drawn.
     _no_key: Tensor = field(init=False, repr=False)
-    #: By draw: normals that somebody else has made (see ``execution.traced``).
-    given: Mapping[int, Tensor] | None = None
+    #: ``normals`` of somebody else (see ``execution.traced``).
+    given: Callable[[Tensor, int], Tensor] | None = None
     #: By draw: the number of a block of steps, and its normals (see ``normals``).
     _made: dict[int, Any] = field(init=False, repr=False, default_factory=dict)
 
@@ -409,7 +409,7 @@ class LangevinDynamics:
         On the CPU, where a small network's step is as long as its operations are many, those of
         several steps are made at once: draws are functions of their address, so nothing changes."""
         if self.given is not None:
-            return self.given[draw]
+            return self.given(step, draw)
         length, first = self.stream_length, draw * self.stream_length
         random.check_addresses(first + length)
         ahead = AHEAD // (len(self.noise) * length)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -67,7 +67,8 @@ class TracedStep(TracedFunction):
 
     def __init__(self) -> None:
         super().__init__()
-        self._draws: dict[Any, tuple[int, ...]] = {}  # of the stream, that a kind of step reads
+        #: Of the stream, that a kind of step reads; None where it reads those of other steps too.
+        self._draws: dict[Any, tuple[int, ...] | None] = {}
 
     def step(
         self, dynamics: Dynamics, data: StepData, state: State, batch: Batch | None, kind: Kind
@@ -81,38 +82,40 @@ class TracedStep(TracedFunction):
             asked = _Asked(dynamics, state.step)
             own = dataclasses.replace(dynamics, given=asked)
             found = own.step(state, here, rates, count, chain_axis=chain_axis)
-            self._draws[key] = tuple(asked.draws)
+            self._draws[key] = None if asked.others else tuple(asked.draws)
             return found
+        own_draws = self._draws[key]
+        if own_draws is None:
+            return pure_step(dynamics, data, state, batch, kind)
 
         def moved(inputs: Any) -> tuple[State, Tensor]:
             state, batch, (eta, gamma, mu), count, given = inputs
-            own = dataclasses.replace(dynamics, given=given)
+            own = dataclasses.replace(dynamics, given=lambda _, draw: given[draw])
             rates = Rates(eta, gamma, mu, kind)
             return own.moved(state, batch, rates, count, chain_axis=chain_axis)
 
-        draws = {draw: dynamics.normals(state.step, draw) for draw in self._draws[key]}
+        draws = {draw: dynamics.normals(state.step, draw) for draw in own_draws}
         numbers = rates.step_size, rates.decay, rates.mean
         new, loss = self(key, moved, (state, here, numbers, count, draws))
         return dynamics.settled(state, new, loss)
 
 
-class _Asked(Mapping[int, Tensor]):
-    """The stream's normals, made when they are asked for, and which were."""
+class _Asked:
+    """The stream's normals, made when they are asked for; which were of this step, and whether some
+    were of ``others``."""
 
     def __init__(self, dynamics: LangevinDynamics, step: Tensor) -> None:
         self._dynamics, self._step = dynamics, step
         self.draws: dict[int, Tensor] = {}
+        self.others = False
 
-    def __getitem__(self, draw: int) -> Tensor:
+    def __call__(self, step: Tensor, draw: int) -> Tensor:
+        if not torch.equal(step, self._step):
+            self.others = True
+            return self._dynamics.normals(step, draw)
         if draw not in self.draws:
-            self.draws[draw] = self._dynamics.normals(self._step, draw)
+            self.draws[draw] = self._dynamics.normals(step, draw)
         return self.draws[draw]
-
-    def __iter__(self) -> Any:
-        return iter(self.draws)
-
-    def __len__(self) -> int:
-        return len(self.draws)
 
 
 def _traced(function: Callable[[Any], Any], inputs: Any) -> Callable[[Any], Any] | None:

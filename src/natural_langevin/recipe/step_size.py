@@ -235,7 +235,7 @@ def with_anchors(
         return usual_steps(one.step_size, one.way, settings, settings.cost.usual)
 
     slower = settings.length.most / settings.length.most_eager  # of a step without an engine
-    if not asked and steps(choice) <= slower * steps(found):
+    if not asked and (batch >= num_data or steps(choice) <= slower * steps(found)):
         return choice
     every = problem.anchors or min(math.ceil(num_data / batch), settings.length.fewest // 4)
     why = f"{found.reason}, with the control variates of an anchor every {every} steps"

@@ -44,7 +44,7 @@ from natural_langevin.types import Batch
 
 log = logging.getLogger("natural_langevin")
 
-#: Weights from which a GPU is faster.
+#: Weights from which a run on the CPU says that there is a GPU.
 GPU_FROM = 20_000
 
 Mode = Literal["eager", "auto", "compiled"]

@@ -327,7 +327,7 @@ class Measured:
         self.ms.append(1e3 * self.timed(count) / self.row.chains)
         return self.ms[-1]
 
-    def profile(self) -> dict[str, Any]:
+    def profile(self, most: int = 30) -> dict[str, Any]:
         """Of a step of all chains: milliseconds until the host has launched it, milliseconds of
         kernels, the longest of them, and what operations of which shapes they are for (where the
         step is no graph)."""
@@ -353,7 +353,7 @@ class Measured:
         events = [e for e in events if e.device_type.name == where and "#" not in e.key]
         events.sort(key=lambda e: -getattr(e, key))
         total = sum(getattr(e, key) for e in events)
-        longest = [[e.key[:110], e.count / 2, getattr(e, key) / 2e3] for e in events[:30]]
+        longest = [[e.key[:110], e.count / 2, getattr(e, key) / 2e3] for e in events[:most]]
         by_shape = [
             [e.key, str(e.input_shapes)[:90], e.count / 2, getattr(e, key) / 2e3]
             for e in operations[:60]

@@ -123,7 +123,8 @@ def work(item: tuple[str, str, int], *, folder: Path, parts: Path, until: float)
     if done is None:
         return f"{name}, {method}, {number}: none"
     scores, about = done
-    np.savez_compressed(parts / f"{name}.{method}.{number}.npz", about=json.dumps(about), **scores)
+    small = {key: rows.astype(np.float32) for key, rows in scores.items()}
+    np.savez_compressed(parts / f"{name}.{method}.{number}.npz", about=json.dumps(about), **small)
     return (
         f"{name}, {method}, {number}: NLL {scores['nll'].mean():.4f}, "
         f"off {np.sqrt(np.mean(scores['off'] ** 2)):.4g}, "

@@ -161,7 +161,8 @@ def ivon(data: Data, x_test: Tensor, rate: float, seed: int) -> tuple[float, Ten
             with optimizer.sampled_params(train=True):
                 optimizer.zero_grad()
                 losses(network(data.x[part]), data.y[part], data.kind).mean().backward()
-            torch.nn.utils.clip_grad_norm_(network.parameters(), 10.0)
+                # Within: IVON reads gradient and curvature where this ends.
+                torch.nn.utils.clip_grad_norm_(network.parameters(), 10.0)
             for group in optimizer.param_groups:
                 group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * min(1.0, taken / steps)))
             optimizer.step()

@@ -235,7 +235,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=1e9, help="none begins after these, and Adam ends")
+    parser.add_argument("--seconds", type=float, default=1e9, help="Adam ends by then")
     parser.add_argument("--only", nargs="*", default=[""], help="part of their names")
     parser.add_argument("--variants", nargs="*", default=["ours"], choices=list(VARIANTS))
     options = parser.parse_args()

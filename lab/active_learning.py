@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from natural_langevin import Langevin, data, likelihoods, metrics, models, preconditioners, priors
-from natural_langevin.experiments.origin import origin
+from natural_langevin.cli.experiments.origin import origin
 
 # Digits -------------------------------------------------------------------------------------------
 

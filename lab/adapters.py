@@ -37,7 +37,7 @@ from lab.command import at_least
 from lab.jobs import side_by_side
 from lab.results import open_results, write_results
 from natural_langevin import Langevin, likelihoods, metrics
-from natural_langevin.experiments.origin import origin
+from natural_langevin.cli.experiments.origin import origin
 
 WINDOW, CLASSES, LINES, HELD_OUT, TEST, DRAWS = 48, 4, 200, 40, 2000, 30
 SIGNS = {",": 0, ".": 1, "?": 2, "!": 2}

@@ -41,7 +41,7 @@ from lab.defaults.small import PROBLEMS, Problem
 from lab.jobs import side_by_side
 from lab.results import open_results, write_results
 from natural_langevin import Langevin, Posterior, likelihoods, models, priors
-from natural_langevin.experiments.origin import origin
+from natural_langevin.cli.experiments.origin import origin
 
 Row = dict[str, Any]  # figures, goal, met, said
 Case = tuple[str, Callable[[], Row]]

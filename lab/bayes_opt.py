@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import Langevin, Posterior, likelihoods, models, priors
-from natural_langevin.experiments.origin import origin
+from natural_langevin.cli.experiments.origin import origin
 
 #: Dimension, and rounds of two points each.
 FUNCTIONS = {"Branin": (2, 12), "Hartmann": (6, 20), "Ackley": (10, 20)}

@@ -32,8 +32,8 @@ from natural_langevin import (
     priors,
 )
 from natural_langevin._internal.figures import new_figure
+from natural_langevin.cli.experiments.origin import origin
 from natural_langevin.diagnostics.function_space import mixing
-from natural_langevin.experiments.origin import origin
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "choosing.json"

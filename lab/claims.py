@@ -25,9 +25,9 @@ from lab.how_long import NETWORKS
 from lab.pages import markdown, with_part
 from lab.uci import table as uci
 from lab.uci.data import TABLES
-from natural_langevin.problem import standard_units
-from natural_langevin.problem.problem import LOADER_ROWS
 from natural_langevin.recipe.settings import Settings
+from natural_langevin.run.problem import standard_units
+from natural_langevin.run.problem.problem import LOADER_ROWS
 from natural_langevin.tabular.crossvalidation import RHAT
 
 ROOT = Path(__file__).resolve().parent.parent

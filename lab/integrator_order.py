@@ -17,7 +17,7 @@ sys.path[:0] = [str(ROOT / "tests" / "law"), str(ROOT / "tests")]
 
 from integrator_order import ETAS, GAUSSIAN, QUARTIC, THEORY, bias, slope  # noqa: E402
 
-from natural_langevin.experiments.origin import origin  # noqa: E402
+from natural_langevin.cli.experiments.origin import origin  # noqa: E402
 
 
 def main() -> None:

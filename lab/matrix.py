@@ -37,6 +37,7 @@ from torch.utils import _pytree as pytree
 
 from lab import optimizer_check
 from natural_langevin import Langevin, likelihoods, preconditioners, random, schedules
+from natural_langevin.cli.experiments.origin import origin
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics import (
     Adjusted,
@@ -55,12 +56,11 @@ from natural_langevin.execution.engine import Engine
 from natural_langevin.execution.full_data import mean_loss
 from natural_langevin.execution.kernels.native.planner import plan_native
 from natural_langevin.execution.kernels.whole_steps import planner as whole_steps_planner
-from natural_langevin.experiments.origin import origin
 from natural_langevin.models import fan_in_init
-from natural_langevin.problem import starts
 from natural_langevin.recipe.settings import Settings
 from natural_langevin.run import descent
 from natural_langevin.run.exchange import ReplicaExchange
+from natural_langevin.run.problem import starts
 
 Way = Literal["eager", "graph", "kernels", "native", "whole", "traced", "compiled"]
 

@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT / "tests" / "law"))
 from posteriordb_models import load  # noqa: E402
 
 from natural_langevin import Langevin, likelihoods, preconditioners, priors  # noqa: E402
-from natural_langevin.experiments.origin import origin  # noqa: E402
+from natural_langevin.cli.experiments.origin import origin  # noqa: E402
 
 
 def rare(fresh: bool, adapt: str) -> dict[str, Any]:

@@ -39,8 +39,8 @@ from lab.command import at_least, options, say
 from lab.jobs import side_by_side
 from lab.results import open_results, write_results
 from natural_langevin import Langevin, likelihoods, preconditioners, priors
+from natural_langevin.cli.experiments.origin import origin
 from natural_langevin.dynamics import Integrator, Microcanonical, State, Underdamped
-from natural_langevin.experiments.origin import origin
 
 WEIGHTS, ROWS, CONDITION, FRICTION, STEEPNESS = 12, 1024, 100.0, 0.1, 0.1
 NOISES = ("isotropic", "anisotropic", "likelihood", "correlated", "moving")

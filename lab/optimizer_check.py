@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from natural_langevin import dynamics, likelihoods, preconditioners, priors
-from natural_langevin.experiments.bench_networks import GPT, residual_network
+from natural_langevin.cli.experiments.bench_networks import GPT, residual_network
 from natural_langevin.optim import NaturalLangevin
 
 STEPS, BATCH = 10, 6

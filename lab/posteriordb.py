@@ -42,7 +42,7 @@ from posteriordb_models import MODELS, Model, at_the_defaults, load  # noqa: E40
 
 from lab.pages import with_part  # noqa: E402
 from natural_langevin import Posterior, __version__  # noqa: E402
-from natural_langevin.experiments.origin import origin  # noqa: E402
+from natural_langevin.cli.experiments.origin import origin  # noqa: E402
 from natural_langevin.recipe.settings import Settings  # noqa: E402
 
 METRICS = [

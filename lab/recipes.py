@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from natural_langevin.experiments.origin import origin
+from natural_langevin.cli.experiments.origin import origin
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "recipes" / "active_learning.md"

@@ -27,8 +27,8 @@ from torch.utils import _pytree as pytree
 
 from lab.scale_model import Network, exchanged
 from natural_langevin import Langevin, likelihoods, models, preconditioners
+from natural_langevin.cli.experiments.origin import origin
 from natural_langevin.distributed import Layout, join
-from natural_langevin.experiments.origin import origin
 
 SIZES, BATCH, CHAINS = (784, (400, 400), 10), 120, 4
 METRICS = {

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from natural_langevin import Langevin, likelihoods, preconditioners, priors
 from natural_langevin._internal.provenance import versions
-from natural_langevin.experiments.bench_networks import GPT, LastOfLSTM, residual_network
+from natural_langevin.cli.experiments.bench_networks import GPT, LastOfLSTM, residual_network
 from natural_langevin.optim import NaturalLangevin
 
 ROWS_OF_DATA = 1_024

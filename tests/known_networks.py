@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from natural_langevin.execution.kernels.native import planner
-from natural_langevin.problem import data_checks
 from natural_langevin.run import temperature_probe
+from natural_langevin.run.problem import data_checks
 
 
 def not_checked_again(patch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from typer.testing import CliRunner
 
 from natural_langevin.cli.app import app
-from natural_langevin.experiments.table1.protocol import PRESETS
+from natural_langevin.cli.experiments.table1.protocol import PRESETS
 
 #: The preset of reproduce that takes seconds.
 TOY = replace(

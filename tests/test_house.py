@@ -10,7 +10,7 @@ import natural_langevin
 import small_run
 
 ROOT = Path(natural_langevin.__file__).parent
-FOLDERS = ("problem", "run", "recipe", "distributed")
+FOLDERS = ("run/problem", "run", "recipe", "distributed")
 FILES = [*(p for name in FOLDERS for p in sorted(ROOT.glob(f"{name}/*.py"))), ROOT / "langevin.py"]
 #: Arguments that are objects of ours, whatever they are called with.
 OURS = {

@@ -17,11 +17,11 @@ from lab.beyond.inputs import Inputs, mapped, views
 from lab.beyond.running import Ran, advance
 from lab.beyond.sampling import Bench
 from natural_langevin import models, random, schedules
+from natural_langevin.cli.experiments.table1.baseline_stages import mc_dropout
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics import Descent, RatesTable
 from natural_langevin.dynamics.dropout import PerceptronLoss, forward
 from natural_langevin.execution.engine import Engine, choose_mode
-from natural_langevin.experiments.table1.baseline_stages import mc_dropout
 
 
 class Network(NamedTuple):

@@ -16,8 +16,8 @@ from lab.beyond.protocol import Protocol
 from lab.beyond.sampling import Bench
 from lab.pages import markdown
 from lab.results import write_results
+from natural_langevin.cli.experiments.origin import origin
 from natural_langevin.data import Dataset
-from natural_langevin.experiments.origin import origin
 from natural_langevin.run.loop import DivergenceError
 
 FORMAT = 1

@@ -33,7 +33,7 @@ from lab.jobs import side_by_side
 from lab.pages import markdown, with_part
 from lab.results import open_results, write_results
 from natural_langevin import Langevin, likelihoods, models
-from natural_langevin.experiments.origin import origin
+from natural_langevin.cli.experiments.origin import origin
 from natural_langevin.recipe.settings import Settings
 
 NEVER, WITH = 10**9, "all rules"

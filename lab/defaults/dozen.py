@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from lab.defaults.home import Problem, adam
 from lab.jobs import side_by_side
 from natural_langevin import Langevin, data, likelihoods, metrics, models
-from natural_langevin.experiments.origin import origin
+from natural_langevin.cli.experiments.origin import origin
 from natural_langevin.recipe import rules
 from natural_langevin.recipe.settings import Settings
 

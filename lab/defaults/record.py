@@ -15,7 +15,7 @@ from typing import Any
 from lab.pages import with_part
 from natural_langevin._internal.atomic import write
 from natural_langevin._internal.folder_lock import FolderLock
-from natural_langevin.experiments.origin import origin
+from natural_langevin.cli.experiments.origin import origin
 
 FILE = Path("results/defaults.json")
 #: Seconds to wait for another process's row.

@@ -22,8 +22,8 @@ from lab.fidelity.problem import Problem, scores
 from lab.fidelity.shifted import shifted
 from lab.results import open_results, write_results
 from natural_langevin._internal.atomic import write
-from natural_langevin.experiments.origin import origin
-from natural_langevin.types import Params
+from natural_langevin._internal.chains import Params
+from natural_langevin.cli.experiments.origin import origin
 
 #: From Izmailov et al. 2021 and the competition: agreement with HMC, total variation.
 PUBLISHED: dict[str, tuple[float, float]] = {

@@ -14,7 +14,7 @@ from lab.fidelity.contenders import Contender
 from lab.fidelity.problem import Problem, normalised, pixels
 from lab.shift import table
 from lab.shift.run import looked_at
-from natural_langevin.types import Params
+from natural_langevin._internal.chains import Params
 
 #: Networks that a prediction averages, at most: evenly among the draws.
 MEMBERS = 40

@@ -34,7 +34,7 @@ from lab.results import open_results, write_results
 from lab.rivals.methods import LEFT_OUT, METHODS
 from lab.rivals.problems import PROBLEMS
 from natural_langevin import metrics
-from natural_langevin.experiments.origin import origin
+from natural_langevin.cli.experiments.origin import origin
 
 COLUMNS = ("seconds", "method", "took", "NLL", "accuracy", "ECE", "OOD AUROC", "seeds")
 KEYS = ("problem", "method", "budget", "seed")

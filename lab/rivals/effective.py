@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from natural_langevin import Langevin, likelihoods, priors
+from natural_langevin.cli.experiments.origin import origin
 from natural_langevin.diagnostics import ranks
-from natural_langevin.experiments.origin import origin
 
 CHAINS, NOISE = 4, 0.2
 

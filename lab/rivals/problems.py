@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import data
-from natural_langevin.experiments.bench_networks import GPT
+from natural_langevin.cli.experiments.bench_networks import GPT
 
 #: Characters that the transformer sees at once.
 LENGTH = 64

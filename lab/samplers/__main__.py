@@ -35,7 +35,7 @@ from lab.samplers.cells import CORRECTED, DYNAMICS, METRICS, PARTS, cells, finit
 from lab.samplers.nuts import ROOT, against_nuts, nuts_file, run_nuts
 from lab.samplers.page import filled
 from lab.samplers.problems import BURN_IN, CHAINS, PROBLEMS, SEED, STEEPNESS, STORED, reference
-from natural_langevin.experiments.origin import origin
+from natural_langevin.cli.experiments.origin import origin
 
 
 def pieces() -> list[tuple[str, str]]:

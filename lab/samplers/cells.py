@@ -36,9 +36,9 @@ from lab.samplers.problems import (
     steepness,
 )
 from natural_langevin import models
+from natural_langevin.cli.experiments.origin import origin
 from natural_langevin.diagnostics import mixing
 from natural_langevin.dynamics import Adjusted, Integrator, NoseHoover, Overdamped, Underdamped
-from natural_langevin.experiments.origin import origin
 
 #: CPU-seconds of a cell's draws, the most of these, and steps between two.
 BUDGET, MOST, THIN = 4.0, 800, 10

@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from natural_langevin import Langevin, likelihoods, models, priors, random, schedules
+from natural_langevin._internal.chains import Params
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics import Descent, RatesTable
 from natural_langevin.dynamics.dropout import PerceptronLoss, forward, hidden_units
 from natural_langevin.execution.engine import Engine
-from natural_langevin.types import Params
 
 #: Inputs (n, D) to the class probabilities of every network: (network, n, classes).
 Members = Callable[[Tensor], Tensor]

@@ -16,8 +16,8 @@ from lab.results import open_results, write_results
 from lab.shift.corruptions import STRENGTHS, corrupted
 from lab.shift.methods import METHODS, Members, Settings, timed
 from natural_langevin import metrics
+from natural_langevin.cli.experiments.origin import origin
 from natural_langevin.data import Dataset, fashion_mnist
-from natural_langevin.experiments.origin import origin
 
 FOREIGN = ("fashion-mnist", "cifar10", "shuffled")
 

@@ -21,7 +21,7 @@ from lab.jobs import side_by_side
 from lab.results import open_results, write_results
 from lab.slt.linear_networks import network, truth
 from natural_langevin import likelihoods, slt
-from natural_langevin.experiments.origin import origin
+from natural_langevin.cli.experiments.origin import origin
 
 
 def row(seed: int, *, steps: int) -> dict[str, Any]:

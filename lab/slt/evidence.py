@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import evidence, likelihoods, priors
-from natural_langevin.experiments.origin import origin
+from natural_langevin.cli.experiments.origin import origin
 
 #: Inputs, rows, the prior's variance, and the deviation of the noise.
 MODELS = (

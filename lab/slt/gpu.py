@@ -38,7 +38,7 @@ from torch.utils.data import TensorDataset
 
 from lab.slt.peers import Batches
 from natural_langevin import data, likelihoods, models, slt
-from natural_langevin.experiments.origin import origin
+from natural_langevin.cli.experiments.origin import origin
 
 LIKELIHOOD = likelihoods.Categorical()
 

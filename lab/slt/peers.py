@@ -24,7 +24,7 @@ from lab.command import at_least
 from lab.jobs import side_by_side
 from lab.slt.linear_networks import LinearNetwork, network, truth
 from natural_langevin import likelihoods, priors, slt
-from natural_langevin.experiments.origin import origin
+from natural_langevin.cli.experiments.origin import origin
 
 GAMMA, BATCH = 10.0, 500
 #: Steps of its chains at most: five times its default number of draws, and as many before them.

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import dynamics, likelihoods, slt
-from natural_langevin.experiments.origin import origin
+from natural_langevin.cli.experiments.origin import origin
 
 SCALES = (1e-4, 1e-2, 1.0, 1e2, 1e4)
 LIKELIHOOD = likelihoods.Gaussian(sigma=1.0)

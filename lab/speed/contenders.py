@@ -10,7 +10,7 @@ from typing import Any
 from lab.speed import ours, peers, plain
 from lab.speed.contender import Contender, Ready
 from lab.speed.problems import LARGE, SMALL
-from natural_langevin.experiments import bench
+from natural_langevin.cli.experiments import bench
 
 REFERENCE = "SGD, eager"
 #: Networks that the peers' code here knows.

@@ -9,8 +9,8 @@ from lab.speed.contender import Ready, Unavailable
 from lab.speed.plain import flat
 from lab.speed.problems import Problem
 from natural_langevin import Langevin, preconditioners, priors
+from natural_langevin.cli.experiments.bench import PRIOR_VARIANCE, STEP_SIZE, likelihood_of
 from natural_langevin.dynamics import Integrator, State
-from natural_langevin.experiments.bench import PRIOR_VARIANCE, STEP_SIZE, likelihood_of
 
 #: Rows of the table of rates. A longer run starts again at the first: the cost is the same.
 STEPS = 20_000

@@ -16,8 +16,8 @@ from torch import Tensor
 from lab.speed.contender import Layers, Ready, Unavailable
 from lab.speed.plain import flat
 from lab.speed.problems import Problem
-from natural_langevin.experiments.bench import PRIOR_VARIANCE, STEP_SIZE
-from natural_langevin.experiments.bench_networks import SIGMA
+from natural_langevin.cli.experiments.bench import PRIOR_VARIANCE, STEP_SIZE
+from natural_langevin.cli.experiments.bench_networks import SIGMA
 
 #: Steps in one call of the jitted scan.
 SCAN = {"cpu": 10, "cuda": 100}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lab.speed.contender import Ready, Unavailable
 from lab.speed.problems import Problem
-from natural_langevin.experiments.bench import STEP_SIZE, Way
+from natural_langevin.cli.experiments.bench import STEP_SIZE, Way
 
 
 def generator(problem: Problem) -> torch.Generator:

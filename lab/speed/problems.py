@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from natural_langevin.experiments.bench_networks import CLASSES, Task, task
+from natural_langevin.cli.experiments.bench_networks import CLASSES, Task, task
 
 #: Small networks, as people have them for tables: one output is a regression.
 SMALL = {"2-32-2": (2, 32, 2), "13-50-1": (13, 50, 1), "8-50-50-1": (8, 50, 50, 1)}

@@ -24,7 +24,7 @@ from lab.speed.problems import NETWORKS
 from lab.speed.settings import SECTIONS, BenchError, Settings
 from natural_langevin._internal.atomic import write_output
 from natural_langevin._internal.checked_json import read_json
-from natural_langevin.experiments.origin import origin
+from natural_langevin.cli.experiments.origin import origin
 
 log = logging.getLogger("natural_langevin")
 

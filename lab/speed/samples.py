@@ -41,8 +41,8 @@ from natural_langevin import (
     priors,
     schedules,
 )
+from natural_langevin.cli.experiments.bench import PRIOR_VARIANCE
 from natural_langevin.diagnostics import ranks
-from natural_langevin.experiments.bench import PRIOR_VARIANCE
 from natural_langevin.recipe import rules as recipe
 
 CHAINS, MOST_BIAS = 4, 0.05

@@ -32,7 +32,7 @@ from lab.tables.laws import Array
 from lab.tables.public import TABLES, read, split
 from lab.tables.rivals import RIVALS, is_installed, run_rival
 from natural_langevin import metrics
-from natural_langevin.experiments.origin import origin
+from natural_langevin.cli.experiments.origin import origin
 from natural_langevin.sklearn import NaturalLangevinClassifier, NaturalLangevinRegressor
 
 log = logging.getLogger("natural_langevin")

@@ -14,8 +14,8 @@ import torch
 
 from lab.results import join_parts, open_results, write_results
 from lab.uci.data import TABLES, load, split
+from natural_langevin.cli.experiments.origin import origin
 from natural_langevin.data.table import Table, need_pandas
-from natural_langevin.experiments.origin import origin
 from natural_langevin.tabular.learned import CHUNK
 from natural_langevin.tabular.recipe import learn
 from natural_langevin.tabular.settings import Settings

@@ -29,22 +29,6 @@ from natural_langevin.posterior import stores
 from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.posterior.units import in_standard_units
-from natural_langevin.problem import (
-    density,
-    notices,
-    standard_units,
-    starts,
-    trained,
-    validation,
-    work,
-)
-from natural_langevin.problem.footprint import check_step_memory
-from natural_langevin.problem.frozen_front import without_front
-from natural_langevin.problem.motion import Motion
-from natural_langevin.problem.pitfalls import refuse_autocast
-from natural_langevin.problem.problem import ChainSet, Problem
-from natural_langevin.problem.step_size_checks import StepSize, known_step_size
-from natural_langevin.problem.validation import data_in_one
 from natural_langevin.recipe import decide, open_settings, rules
 from natural_langevin.recipe.decide import Asked
 from natural_langevin.recipe.open_settings import Given
@@ -53,6 +37,22 @@ from natural_langevin.recipe.step_size import SearchResult, refuse_loader
 from natural_langevin.run import description, preparation, temperature_probe
 from natural_langevin.run.kept_draws import check_every, check_sample_dtype
 from natural_langevin.run.look import Callback
+from natural_langevin.run.problem import (
+    density,
+    notices,
+    standard_units,
+    starts,
+    trained,
+    validation,
+    work,
+)
+from natural_langevin.run.problem.footprint import check_step_memory
+from natural_langevin.run.problem.frozen_front import without_front
+from natural_langevin.run.problem.motion import Motion
+from natural_langevin.run.problem.pitfalls import refuse_autocast
+from natural_langevin.run.problem.problem import ChainSet, Problem
+from natural_langevin.run.problem.step_size_checks import StepSize, known_step_size
+from natural_langevin.run.problem.validation import data_in_one
 from natural_langevin.run.run import Options, run
 from natural_langevin.run.setup import local_folders, resumed_config
 from natural_langevin.run.time_limit import TimeLimit

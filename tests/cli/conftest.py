@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from natural_langevin.report import picture
+from natural_langevin.cli.pages import picture
 from short_recipe import shorten
 from tables import SMALL, flowers, prices, run
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from natural_langevin.cli.app import app
-from natural_langevin.experiments.table1.protocol import PRESETS
+from natural_langevin.cli.experiments.table1.protocol import PRESETS
 from tables import TOY, one_line
 
 
@@ -117,7 +117,7 @@ def test_results_in_the_repository_make_a_page(command, tmp_path):
 
 
 def test_a_full_disk_is_one_line_and_finished_work_is_kept(command, tmp_path, monkeypatch):
-    import natural_langevin.experiments.runner as runner
+    import natural_langevin.cli.experiments.runner as runner
 
     write, written = runner.write_json, []
 

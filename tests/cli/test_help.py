@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from natural_langevin.cli.app import app
-from natural_langevin.experiments.table1.protocol import PRESETS
+from natural_langevin.cli.experiments.table1.protocol import PRESETS
 from tables import TOY, run
 
 COMMANDS = [command.name for command in app.registered_commands]

@@ -9,8 +9,8 @@ import torch
 from rich.console import Console
 
 from natural_langevin.cli import uncertainty
-from natural_langevin.report.picture import draw, write_picture
-from natural_langevin.report.schema import ResultsError
+from natural_langevin.cli.pages.picture import draw, write_picture
+from natural_langevin.cli.pages.schema import ResultsError
 from natural_langevin.tabular.scoring import answers
 from natural_langevin.tabular.sureness import sentences
 
@@ -171,7 +171,7 @@ def test_the_truth_outside_its_interval_is_seen(numbers):
 
 
 def test_without_matplotlib_the_rest_is_said(monkeypatch, tmp_path):
-    import natural_langevin.report.picture as picture
+    import natural_langevin.cli.pages.picture as picture
 
     def missing(**_):
         raise ImportError("plots need matplotlib: pip install 'natural-langevin[report]'")

@@ -20,11 +20,11 @@ from known_networks import not_checked_again
 from natural_langevin import Langevin, Posterior, likelihoods, models, preconditioners, priors
 from natural_langevin._internal.fingerprints import fingerprint
 from natural_langevin.cli.app import app
+from natural_langevin.cli.experiments import runner
+from natural_langevin.cli.experiments.table1.protocol import PRESETS
 from natural_langevin.distributed import Group, Layout
 from natural_langevin.distributed.reduction import DataGroup
 from natural_langevin.dynamics import Underdamped
-from natural_langevin.experiments import runner
-from natural_langevin.experiments.table1.protocol import PRESETS
 from natural_langevin.recipe import step_size
 from natural_langevin.recipe.settings import Trial
 from natural_langevin.run import ending, temperature_probe

@@ -12,7 +12,7 @@ import pytest
 
 from lab.beyond.run import page_table
 from lab.pages import with_part
-from natural_langevin.report import load_results
+from natural_langevin.cli.pages import load_results
 
 ROOT = Path(__file__).parents[2]
 NOTES = ROOT / "lab" / "notes"

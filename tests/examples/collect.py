@@ -11,7 +11,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from natural_langevin.experiments.origin import origin
+from natural_langevin.cli.experiments.origin import origin
 
 ROOT = Path(__file__).parents[2]
 RESULTS, PAGE = ROOT / "results" / "examples.json", ROOT / "docs" / "examples.md"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from natural_langevin._internal.chains import Params
 from natural_langevin.execution.agreement import disagreement, last_bits_moved
-from natural_langevin.types import Params
 
 
 def step(params: Params, noise: float, seed: int) -> Params:

@@ -21,11 +21,11 @@ from known_networks import not_checked_again
 from lab import matrix, optimizer_check
 from lab.matrix import Case, cases, difference, run_case
 from natural_langevin import data, dynamics, preconditioners
+from natural_langevin.cli.experiments.table1 import baseline_stages, stages
+from natural_langevin.cli.experiments.table1.protocol import BY_NAME, PRESETS, fit_to
+from natural_langevin.cli.experiments.table1.stages import Bench
 from natural_langevin.dynamics import State
 from natural_langevin.execution import compiled
-from natural_langevin.experiments.table1 import baseline_stages, stages
-from natural_langevin.experiments.table1.protocol import BY_NAME, PRESETS, fit_to
-from natural_langevin.experiments.table1.stages import Bench
 
 
 @cache

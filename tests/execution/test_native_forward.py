@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from natural_langevin import Langevin, Posterior, likelihoods
+from natural_langevin._internal.chains import Params
 from natural_langevin.execution.kernels.native import build
 from natural_langevin.execution.kernels.native.build import library
 from natural_langevin.execution.kernels.native.forward import NativeOutputs
-from natural_langevin.types import Params
 
 pytestmark = pytest.mark.skipif(library(torch.float32) is None, reason="no C compiler")
 

@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from natural_langevin.cli.app import app
-from natural_langevin.experiments import bench, bench_networks
+from natural_langevin.cli.experiments import bench, bench_networks
 
 SMALL = bench.Options(network="12-16-16-10", chains=(1, 2), repeats=2, threads=1)
 

@@ -14,13 +14,13 @@ import torch
 
 import warm
 from natural_langevin import data
-from natural_langevin.experiments import runner
-from natural_langevin.experiments.runner import STAGES, Request, RunError, _resolve, run
-from natural_langevin.experiments.table1 import results, stages
-from natural_langevin.experiments.table1.protocol import BY_NAME, METHODS, PRESETS, fit_to
-from natural_langevin.experiments.table1.stages import Bench
-from natural_langevin.experiments.table1.training import DivergedError
-from natural_langevin.report import load_results, render
+from natural_langevin.cli.experiments import runner
+from natural_langevin.cli.experiments.runner import STAGES, Request, RunError, _resolve, run
+from natural_langevin.cli.experiments.table1 import results, stages
+from natural_langevin.cli.experiments.table1.protocol import BY_NAME, METHODS, PRESETS, fit_to
+from natural_langevin.cli.experiments.table1.stages import Bench
+from natural_langevin.cli.experiments.table1.training import DivergedError
+from natural_langevin.cli.pages import load_results, render
 from short_recipe import shorten
 
 TOY = replace(
@@ -47,8 +47,8 @@ from dataclasses import replace
 from pathlib import Path
 import pytest
 import torch
-from natural_langevin.experiments import runner
-from natural_langevin.experiments.table1 import protocol
+from natural_langevin.cli.experiments import runner
+from natural_langevin.cli.experiments.table1 import protocol
 from natural_langevin.run import loop
 sys.path.insert(0, TESTS)
 from short_recipe import shorten

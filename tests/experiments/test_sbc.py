@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from natural_langevin import likelihoods, preconditioners, priors
 from natural_langevin.cli.app import app
-from natural_langevin.experiments.sbc import Calibration, calibrate
+from natural_langevin.cli.experiments.sbc import Calibration, calibrate
 
 X = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
 

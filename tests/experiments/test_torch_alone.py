@@ -57,7 +57,7 @@ class Without:
 sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 
 
-from natural_langevin.experiments import bench
+from natural_langevin.cli.experiments import bench
 bench.SECONDS = 0.02
 options = bench.Options(network="2-32-2", chains=(1,), repeats=1, threads=1)
 said["bench"] = [row["name"] for row in bench.run(options)["rows"]]

@@ -26,10 +26,10 @@ from lab.speed.plot import plot
 from lab.speed.problems import problem
 from lab.speed.run import MEASURES, _add
 from lab.speed.show import plain as plain_text
+from natural_langevin.cli.experiments import bench
+from natural_langevin.cli.experiments.bench_networks import BUILT
+from natural_langevin.cli.experiments.origin import origin
 from natural_langevin.dynamics import frame
-from natural_langevin.experiments import bench
-from natural_langevin.experiments.bench_networks import BUILT
-from natural_langevin.experiments.origin import origin
 
 SIZES = {"inputs": 12, "hidden": (16, 16), "batch_size": 8, "num_data": 64}
 TOY = Settings(

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from natural_langevin import Langevin, Posterior, likelihoods, models, priors, random
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.posterior.units import Units
-from natural_langevin.problem import standard_units
 from natural_langevin.recipe.settings import Settings
+from natural_langevin.run.problem import standard_units
 
 HALF, LINE = priors.HalfNormal(1.0), nn.Linear(2, 1)
 #: With the parameter sampled, and the same at 0.4; how many outputs a target of one number has.

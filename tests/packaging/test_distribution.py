@@ -22,7 +22,7 @@ import natural_langevin
 ROOT = Path(__file__).parents[2]
 EXTRAS = {"cli", "report", "run", "sklearn", "bench", "lightning", "transformers", "docs", "dev"}
 #: What the package needs beside its modules.
-DATA = ["py.typed", "report/templates/", "execution/kernels/native/engine.c", "linear.h"]
+DATA = ["py.typed", "cli/pages/templates/", "execution/kernels/native/engine.c", "linear.h"]
 
 SMOKE = """
 import sys
@@ -37,7 +37,7 @@ from natural_langevin import Langevin, likelihoods
 here = Path(natural_langevin.__file__).parent
 assert here.is_relative_to(sys.prefix), here
 assert (here / "py.typed").exists()
-assert list(here.rglob("*.h")) and list(here.glob("report/templates/*"))
+assert list(here.rglob("*.h")) and list(here.glob("cli/pages/templates/*"))
 
 x = torch.rand(60, 2)
 model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2))

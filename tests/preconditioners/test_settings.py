@@ -19,7 +19,7 @@ from natural_langevin.preconditioners import (
     resolve_damping,
 )
 from natural_langevin.preconditioners.damping import FLAT_DAMPING
-from natural_langevin.problem.step_size_checks import largest_step
+from natural_langevin.run.problem.step_size_checks import largest_step
 
 AVERAGED = [kind for name, kind in REGISTRY.items() if name != "euclidean"]
 averaged = pytest.mark.parametrize("kind", AVERAGED, ids=lambda k: k.__name__)

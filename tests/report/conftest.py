@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from natural_langevin.report import charts, reliability
+from natural_langevin.cli.pages import charts, reliability
 
 PAPER = {  # train NLL, train accuracy, test NLL, test accuracy: the paper's Table 1
     ("sgd", "point", "SGD"): (0.0003, 100.00, 0.0584, 98.24),

@@ -11,7 +11,7 @@ import pytest
 
 import chrome
 from chrome import SIZES, requests, visit
-from natural_langevin.report import write_posterior_report, write_report
+from natural_langevin.cli.pages import write_posterior_report, write_report
 
 # Contrast of every visible text with what lies behind it, as WCAG defines it. A canvas turns any
 # CSS colour into red, green and blue.

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-import natural_langevin.report
+import natural_langevin.cli.pages
 from html_reader import Reader
-from natural_langevin.report import render, write_report
-from natural_langevin.report.digits import png
+from natural_langevin.cli.pages import render, write_report
+from natural_langevin.cli.pages.digits import png
 
-SOURCE = Path(natural_langevin.report.__file__).parent
+SOURCE = Path(natural_langevin.cli.pages.__file__).parent
 COLUMNS = ("train.nll", "train.accuracy", "test.nll", "test.accuracy", "test.brier", "test.ece")
 
 
@@ -217,7 +217,7 @@ def test_writing_is_all_or_nothing(tmp_path: Path, results: dict[str, Any]) -> N
 
 
 def test_the_report_touches_no_model() -> None:
-    allowed = {f"natural_langevin.{name}" for name in ("report", "_internal")}
+    allowed = {f"natural_langevin.{name}" for name in ("cli.pages", "_internal")}
     for file in SOURCE.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from natural_langevin.report.charts import Chart, curves, histogram, sizes, thin, trace
-from natural_langevin.report.claims import claims
-from natural_langevin.report.heatmap import grids
-from natural_langevin.report.reliability import diagrams
-from natural_langevin.report.summary import figures, machine, paragraph
-from natural_langevin.report.table import settings
+from natural_langevin.cli.pages.charts import Chart, curves, histogram, sizes, thin, trace
+from natural_langevin.cli.pages.claims import claims
+from natural_langevin.cli.pages.heatmap import grids
+from natural_langevin.cli.pages.reliability import diagrams
+from natural_langevin.cli.pages.summary import figures, machine, paragraph
+from natural_langevin.cli.pages.table import settings
 
 
 def ticks(chart: Chart) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from html_reader import Reader
-from natural_langevin.report import ResultsError, render_posterior, write_posterior_report
+from natural_langevin.cli.pages import ResultsError, render_posterior, write_posterior_report
 
 EVIL = "<script>alert(1)</script>"
 

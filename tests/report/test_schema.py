@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from natural_langevin.report import ResultsError, load_results, render
+from natural_langevin.cli.pages import ResultsError, load_results, render
 
 OPTIONAL = ("deviations", "selection", "curves", "reliability", "ensemble_size", "ess", "uncertain")
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from natural_langevin import Langevin, likelihoods, priors
-from natural_langevin.problem import work
 from natural_langevin.recipe import cost, run_length, step_size
 from natural_langevin.recipe import rules as recipe
+from natural_langevin.run.problem import work
 from short_recipe import SHORT, USUAL, changed
 
 BUDGETS = USUAL.cost

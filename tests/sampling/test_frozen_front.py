@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin import Langevin, likelihoods, priors
 from natural_langevin.data.signature import Signature
-from natural_langevin.problem import frozen_front
 from natural_langevin.run.checkpoint import CheckpointError
+from natural_langevin.run.problem import frozen_front
 from small_run import sample_until
 
 OPTIONS = {"step_size": 1e-3, "prior": priors.Gaussian(1.0), "chains": 2, "init": "model"}

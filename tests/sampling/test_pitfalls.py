@@ -16,8 +16,8 @@ from natural_langevin import (
     preconditioners,
 )
 from natural_langevin._internal import capacity
-from natural_langevin.problem import footprint
-from natural_langevin.problem.footprint import state_bytes
+from natural_langevin.run.problem import footprint
+from natural_langevin.run.problem.footprint import state_bytes
 
 pytestmark = pytest.mark.self_checked
 

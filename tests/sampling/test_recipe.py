@@ -26,7 +26,6 @@ from natural_langevin.dynamics import Overdamped, Underdamped
 from natural_langevin.dynamics.base import State
 from natural_langevin.execution.engine import Engine
 from natural_langevin.posterior.plan import Descent, OpenEnd, Plan
-from natural_langevin.problem import starts
 from natural_langevin.recipe import (
     open_settings,
     prior_scale,
@@ -39,6 +38,7 @@ from natural_langevin.recipe.curvature import steepest
 from natural_langevin.recipe.settings import Trial
 from natural_langevin.run import descent, ending, run
 from natural_langevin.run.phases import phases
+from natural_langevin.run.problem import starts
 from short_recipe import SHORT, USUAL, changed
 
 TRIAL, FRICTION = USUAL.prior, USUAL.step_size.friction

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from natural_langevin import Langevin, Posterior, likelihoods, models, priors
 from natural_langevin.posterior.units import Columns, Units, in_standard_units
-from natural_langevin.problem import standard_units
 from natural_langevin.recipe import rules as recipe
+from natural_langevin.run.problem import standard_units
 from short_recipe import USUAL, changed, shorten
 from short_unit_runs import RUN, network, rows, sampled
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from natural_langevin import Langevin, Posterior, dynamics, likelihoods, models, priors
-from natural_langevin.problem import trained
 from natural_langevin.recipe import rules as recipe
+from natural_langevin.run.problem import trained
 
 
 def rows(count: int, seed: int) -> tuple[Tensor, Tensor]:

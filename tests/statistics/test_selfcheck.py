@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import Langevin, likelihoods, preconditioners
-from natural_langevin.problem import data_checks
+from natural_langevin.run.problem import data_checks
 from natural_langevin.statistics import (
     RULES,
     Call,

@@ -9,6 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+#: Parameters by name: {name: (*shape)}, with leading axes (chain, draw) where it is said.
+Params = dict[str, Tensor]
+
+#: A minibatch (x, y).
+Batch = tuple[Tensor, Tensor]
+
+#: For every bias, the weights of its units; for a weight whose units have none, ``{weight: ()}``.
+Units = dict[str, tuple[str, ...]]
+
 
 def per_chain(value: float | Tensor, like: Tensor) -> Tensor:
     """A number or a (chain,) tensor, shaped to broadcast against ``like`` of (chain, *shape); a

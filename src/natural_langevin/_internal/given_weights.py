@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from natural_langevin.types import Params
+from natural_langevin._internal.chains import Params
 
 Weights = nn.Module | Mapping[str, Tensor]
 

@@ -43,7 +43,7 @@ def bench(
 
         natural-langevin bench --quick --out bench.json
     """
-    from natural_langevin.experiments.bench import BenchError, Options, picture, run, table
+    from natural_langevin.cli.experiments.bench import BenchError, Options, picture, run, table
 
     with one_line_errors(BenchError):
         options = Options(

@@ -16,12 +16,12 @@ import typer
 from natural_langevin import DivergenceError
 from natural_langevin._internal.messages import bounded
 from natural_langevin.cli.console import echo
+from natural_langevin.cli.experiments.runner import RunError
+from natural_langevin.cli.experiments.table1.stages import StageError
+from natural_langevin.cli.pages import ResultsError
 from natural_langevin.data import CorruptDataError, DataError, DataUnavailableError
 from natural_langevin.distributed import GroupError
-from natural_langevin.experiments.runner import RunError
-from natural_langevin.experiments.table1.stages import StageError
 from natural_langevin.posterior.storage import StorageError
-from natural_langevin.report import ResultsError
 from natural_langevin.run.checkpoint import CheckpointError
 from natural_langevin.tabular.run import RunFolderError
 

@@ -11,8 +11,8 @@ import typer
 from natural_langevin.cli.console import echo
 from natural_langevin.cli.errors import one_line_errors
 from natural_langevin.cli.outputs import refuse_inputs
+from natural_langevin.cli.pages import load_results, write_posterior_report, write_report
 from natural_langevin.posterior.posterior import Posterior
-from natural_langevin.report import load_results, write_posterior_report, write_report
 from natural_langevin.tabular import plain
 from natural_langevin.tabular.run import (
     RunFolderError,

@@ -12,10 +12,10 @@ from natural_langevin.cli import table as shown
 from natural_langevin.cli.console import terminal
 from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import one_line_errors
+from natural_langevin.cli.experiments.runner import Request, RunError, run, spent
+from natural_langevin.cli.experiments.table1.results import assemble
+from natural_langevin.cli.pages import write_report
 from natural_langevin.distributed.rank_zero import is_rank_zero
-from natural_langevin.experiments.runner import Request, RunError, run, spent
-from natural_langevin.experiments.table1.results import assemble
-from natural_langevin.report import write_report
 
 
 def reproduce(

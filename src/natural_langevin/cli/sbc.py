@@ -39,7 +39,7 @@ def sbc(
     from torch import nn
 
     from natural_langevin import likelihoods, priors
-    from natural_langevin.experiments.sbc import calibrate
+    from natural_langevin.cli.experiments.sbc import calibrate
 
     kinds = {
         "gaussian": likelihoods.Gaussian(sigma=0.5),

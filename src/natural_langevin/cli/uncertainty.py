@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from natural_langevin.report.picture import write_picture
-from natural_langevin.report.sketch import bar, interval
+from natural_langevin.cli.pages.picture import write_picture
+from natural_langevin.cli.pages.sketch import bar, interval
 from natural_langevin.tabular.sureness import figure, percent, sentences
 
 PICTURE = "how_sure.png"

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from natural_langevin._internal.chains import Batch
 from natural_langevin.data.arrays import as_tensor
-from natural_langevin.types import Batch
 
 
 def split_pair(item: Any) -> Batch:

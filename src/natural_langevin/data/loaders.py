@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from natural_langevin import random
+from natural_langevin._internal.chains import Batch
 from natural_langevin.data import epochs
 from natural_langevin.data.checks import check_pair, split_pair
-from natural_langevin.types import Batch
 
 #: What a loader yields -> (x, y).
 Split = Callable[[Any], Batch]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from natural_langevin import random
+from natural_langevin._internal.chains import Batch
 from natural_langevin._internal.fingerprints import fingerprint
 from natural_langevin.data.checks import check_pair
-from natural_langevin.types import Batch
 
 
 class InMemory:

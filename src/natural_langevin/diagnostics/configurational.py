@@ -24,12 +24,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from natural_langevin._internal.chains import Params
 from natural_langevin.diagnostics import ranks
 from natural_langevin.diagnostics.energy import Call, energy_gradient
 from natural_langevin.diagnostics.reading import Reading
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.priors import Prior
-from natural_langevin.types import Params
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,10 @@ from typing import Any
 from torch import Tensor
 from torch.func import vmap
 
-from natural_langevin._internal.chains import number_or_chains
+from natural_langevin._internal.chains import Params, number_or_chains
 from natural_langevin._internal.light_autograd import grad
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.priors import Prior
-from natural_langevin.types import Params
 
 Call = Callable[[Params, Tensor], Any]
 

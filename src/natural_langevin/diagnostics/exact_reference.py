@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from natural_langevin import random
-from natural_langevin._internal.chains import likelihood_powers
+from natural_langevin._internal.chains import Params, likelihood_powers
 from natural_langevin._internal.html import text_shown
 from natural_langevin.data.streams import as_stream, split_pair
 from natural_langevin.diagnostics.reading import Reading
@@ -42,7 +42,6 @@ from natural_langevin.metrics import agreement, total_variation
 from natural_langevin.preconditioners import QuasiDiagonalFisher
 from natural_langevin.priors import Prior, PriorLike, chainwise, resolve
 from natural_langevin.statistics import Gradients, Network, plain_copy, prepare_model
-from natural_langevin.types import Params
 
 #: Parameters, and parameters times rows, above which a reference would take hours.
 MOST_PARAMETERS, MOST_WORK = 20_000, 20_000_000

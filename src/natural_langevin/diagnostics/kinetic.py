@@ -36,14 +36,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from natural_langevin._internal.chains import per_chain
+from natural_langevin._internal.chains import Batch, Params, per_chain
 from natural_langevin.diagnostics.energy import energy_gradient
 from natural_langevin.diagnostics.reading import Reading, jackknife
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import Rates
 from natural_langevin.preconditioners import Factor
-from natural_langevin.types import Batch, Params
 
 #: Squared draws of the noise that are averaged into the weights D.
 _WEIGHT_DRAWS = 16

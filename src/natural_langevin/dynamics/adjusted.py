@@ -36,12 +36,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from natural_langevin import random
-from natural_langevin._internal.chains import average, per_chain
+from natural_langevin._internal.chains import Params, average, per_chain
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import Conditions, Integrator, LangevinDynamics
 from natural_langevin.dynamics.rates import Rates
 from natural_langevin.statistics import Evaluation
-from natural_langevin.types import Params
 
 #: The best rates of MALA and HMC in many dimensions (Roberts & Rosenthal 1998, Beskos et al. 2013).
 BEST_OF_ONE, BEST_OF_SEVERAL = 0.574, 0.651

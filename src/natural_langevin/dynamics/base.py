@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from natural_langevin._internal.chains import Batch, Params
 from natural_langevin.dynamics.rates import Rates
-from natural_langevin.types import Batch, Params
 
 
 class State(NamedTuple):

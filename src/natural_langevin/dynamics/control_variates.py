@@ -23,8 +23,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from natural_langevin._internal.chains import Params
 from natural_langevin.statistics import Evaluation
-from natural_langevin.types import Params
 
 
 class Anchor(NamedTuple):

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from natural_langevin._internal.chains import per_chain
+from natural_langevin._internal.chains import Batch, Params, per_chain
 from natural_langevin.dynamics.base import Info, State, note_diverged, select, still_running
 from natural_langevin.dynamics.dropout import PerceptronLoss
 from natural_langevin.dynamics.rates import Rates
-from natural_langevin.types import Batch, Params
 
 #: (params, batch, step) -> the mean loss of every chain: (chain,). Batches have a chain axis.
 Loss = Callable[[Params, Batch, Tensor], Tensor]

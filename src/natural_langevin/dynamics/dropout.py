@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from natural_langevin import random
-from natural_langevin.types import Params
+from natural_langevin._internal.chains import Params
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin import random
-from natural_langevin._internal.chains import average, number_or_chains
+from natural_langevin._internal.chains import Batch, Params, average, number_or_chains
 from natural_langevin.dynamics.base import (
     Info,
     State,
@@ -51,7 +51,6 @@ from natural_langevin.preconditioners import (
 )
 from natural_langevin.priors import Prior
 from natural_langevin.statistics import Evaluation, Gradients
-from natural_langevin.types import Batch, Params
 
 EVERY_BATCH = Kind()
 #: Normals that are made ahead, at most.

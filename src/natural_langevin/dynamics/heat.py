@@ -38,13 +38,12 @@ import logging
 import torch
 from torch import Tensor
 
-from natural_langevin._internal.chains import per_chain
+from natural_langevin._internal.chains import Params, per_chain
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import Conditions, LangevinDynamics
 from natural_langevin.dynamics.rates import Rates
 from natural_langevin.preconditioners import Factor, Preconditioner
 from natural_langevin.preconditioners.base import FisherPreconditioner
-from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 

@@ -36,12 +36,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from natural_langevin._internal.chains import per_chain
+from natural_langevin._internal.chains import Params, per_chain
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import Conditions, Integrator, LangevinDynamics
 from natural_langevin.dynamics.rates import Rates
 from natural_langevin.statistics import Evaluation
-from natural_langevin.types import Params
 
 
 class Thermostat(NamedTuple):

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from natural_langevin._internal.chains import per_chain
+from natural_langevin._internal.chains import Params, per_chain
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import Conditions, Integrator, LangevinDynamics
 from natural_langevin.dynamics.heat import (
@@ -30,7 +30,6 @@ from natural_langevin.dynamics.heat import (
 from natural_langevin.dynamics.rates import Rates
 from natural_langevin.preconditioners import Factor
 from natural_langevin.statistics import Evaluation
-from natural_langevin.types import Params
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from natural_langevin._internal.chains import per_chain
+from natural_langevin._internal.chains import Params, per_chain
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import Conditions, Integrator, KernelUpdate, LangevinDynamics
 from natural_langevin.dynamics.heat import COLD_EPOCHS, refuse_metric, warn_beyond_range
@@ -50,7 +50,6 @@ from natural_langevin.dynamics.overdamped import check_flag, increment, noise
 from natural_langevin.dynamics.rates import Rates
 from natural_langevin.preconditioners import Factor
 from natural_langevin.statistics import Evaluation
-from natural_langevin.types import Params
 
 Scheme = Literal["euler", "baoab", "ubu"]
 

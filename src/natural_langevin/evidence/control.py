@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
+from natural_langevin._internal.chains import Params
 from natural_langevin.langevin import Langevin
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.priors import of_chains
 from natural_langevin.slt.losses import batches
 from natural_langevin.statistics import Network
-from natural_langevin.types import Params
 
 #: Draws at a time.
 SOME = 32

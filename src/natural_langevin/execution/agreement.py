@@ -8,10 +8,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from natural_langevin._internal.chains import Params
 from natural_langevin.data.streams import InMemory, Stream
 from natural_langevin.dynamics.base import Dynamics
 from natural_langevin.dynamics.frame import LangevinDynamics
-from natural_langevin.types import Params
 
 #: The last bits of weights are moved by this part: the same step is rounded otherwise.
 LAST_BITS = 2.0**-22

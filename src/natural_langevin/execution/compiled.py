@@ -17,11 +17,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils import _pytree as pytree
 
+from natural_langevin._internal.chains import Batch
 from natural_langevin._internal.trees import copy_tree_
 from natural_langevin.dynamics.base import Dynamics, Info, State
 from natural_langevin.dynamics.rates import Kind
 from natural_langevin.execution.stepping import InPlaceStep, StepData, step_in_place
-from natural_langevin.types import Batch
 
 log = logging.getLogger("natural_langevin")
 

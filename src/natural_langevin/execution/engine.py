@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import torch
 
+from natural_langevin._internal.chains import Batch
 from natural_langevin._internal.gpu_kernels import plain
 from natural_langevin.data.streams import InMemory, Stream
 from natural_langevin.dynamics.base import Dynamics, Info, State
@@ -40,7 +41,6 @@ from natural_langevin.execution.stepping import (
     step_in_place,
 )
 from natural_langevin.execution.traced import TracedFunction, TracedStep
-from natural_langevin.types import Batch
 
 log = logging.getLogger("natural_langevin")
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from natural_langevin._internal.chains import Batch, Params
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.control_variates import Anchor
 from natural_langevin.dynamics.frame import LangevinDynamics
-from natural_langevin.types import Batch, Params
 
 #: Rows of a piece, of all chains together; and rows times weights, up to which there are more.
 ROWS, SMALL = 4096, 1 << 22

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from natural_langevin._internal.chains import Batch
 from natural_langevin._internal.trees import copy_tree_
 from natural_langevin.dynamics.base import Dynamics, Info, State
 from natural_langevin.dynamics.rates import Kind
 from natural_langevin.execution.stepping import InPlaceStep, StepData
-from natural_langevin.types import Batch
 
 log = logging.getLogger("natural_langevin")
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from natural_langevin._internal.chains import Batch
 from natural_langevin.data.streams import InMemory, Stream
 from natural_langevin.dynamics.base import Dynamics, Info, State
 from natural_langevin.dynamics.rates import Kind, Rates, RatesTable
-from natural_langevin.types import Batch
 
 
 class StepInputs(NamedTuple):

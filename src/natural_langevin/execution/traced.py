@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from natural_langevin._internal.chains import Batch
 from natural_langevin.dynamics.base import Dynamics, Info, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import Kind, Rates
 from natural_langevin.execution.stepping import StepData, pure_step, shape_of
-from natural_langevin.types import Batch
 
 log = logging.getLogger("natural_langevin")
 

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from natural_langevin._internal.chains import Params
 from natural_langevin.distributed.group import GroupError, differences, error_text
 from natural_langevin.distributed.join import join
 from natural_langevin.optim import shards
 from natural_langevin.run.loop import DivergenceError
-from natural_langevin.types import Params
 
 #: Steps between two comparisons of the parameters themselves.
 EVERY = 100

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from natural_langevin._internal.chains import Params
 from natural_langevin.optim import shards
 from natural_langevin.optim.capture import remove_hooks
 from natural_langevin.optim.labels import Loop
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.priors import Prior
-from natural_langevin.problem.validation import whole_number
 from natural_langevin.run.collector import is_kept
 from natural_langevin.run.kept_draws import check_kept, check_sample_dtype
 from natural_langevin.run.loop import DivergenceError
+from natural_langevin.run.problem.validation import whole_number
 from natural_langevin.statistics import plain_copy, prepare_model
-from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from natural_langevin._internal.chains import Params, Units
 from natural_langevin.execution.graphs import RecordedFunction
 from natural_langevin.optim import shards
 from natural_langevin.optim.agreement import waiting
@@ -38,7 +39,6 @@ from natural_langevin.statistics.selfcheck import check_statistics
 from natural_langevin.statistics.statistics import Recorded, layer_statistics
 from natural_langevin.statistics.tape import Tensors
 from natural_langevin.statistics.vectorised import is_untransformable, why_untransformable
-from natural_langevin.types import Params, Units
 
 
 def refuse_dropout(model: nn.Module) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin import random
+from natural_langevin._internal.chains import Units
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics, kernels_of
 from natural_langevin.dynamics.rates import Rates
@@ -24,7 +25,6 @@ from natural_langevin.execution.kernels.layer import KINDS, LayerInputs, LayerSt
 from natural_langevin.execution.kernels.step import layer_task, step_numbers
 from natural_langevin.optim.vector import VECTOR, Vector
 from natural_langevin.statistics import Evaluation
-from natural_langevin.types import Units
 
 
 class KernelStep:

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from natural_langevin._internal.chains import Params
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.likelihoods import State as LikelihoodState
 from natural_langevin.statistics import Network, vectorised
 from natural_langevin.statistics.prepare import refuse_model
 from natural_langevin.statistics.tape import is_real
-from natural_langevin.types import Params
 
 
 class Arguments(NamedTuple):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import likelihoods, preconditioners, priors, schedules
+from natural_langevin._internal.chains import Params
 from natural_langevin._internal.fingerprints import stable_repr
 from natural_langevin.dynamics import Integrator, Overdamped
 from natural_langevin.dynamics.frame import Conditions
@@ -39,10 +40,9 @@ from natural_langevin.optim.loss_check import LossCheck
 from natural_langevin.optim.metric_state import connected, refuse_large
 from natural_langevin.optim.reading import Scale, Scaling, all_finite, local_gradient, not_finite
 from natural_langevin.optim.vector_update import Chain, VectorUpdate
-from natural_langevin.problem.validation import check_arguments, check_counts, check_parameters
 from natural_langevin.run.loop import DivergenceError
+from natural_langevin.run.problem.validation import check_arguments, check_counts, check_parameters
 from natural_langevin.statistics import Basis
-from natural_langevin.types import Params
 
 #: Steps whose rates are read from the schedules at once; and of an optimizer that is captured.
 ROWS, CAPTURED = 64, 1 << 16

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from natural_langevin._internal.chains import Params
 from natural_langevin.optim import shards
-from natural_langevin.types import Params
 
 
 def not_finite(gradient: Params) -> list[str]:

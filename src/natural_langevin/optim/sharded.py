@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from natural_langevin._internal.chains import Params
 from natural_langevin.optim import shards
 from natural_langevin.optim.call_reader import scaled
 from natural_langevin.optim.capture import Pass
@@ -32,7 +33,6 @@ from natural_langevin.statistics.moments import (
 )
 from natural_langevin.statistics.plan import Plan, make_plan
 from natural_langevin.statistics.statistics import Recorded, ruled_gradients
-from natural_langevin.types import Params
 
 
 class ShardedFisher(Fisher):

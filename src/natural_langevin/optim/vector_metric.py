@@ -14,13 +14,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from natural_langevin._internal.chains import average
+from natural_langevin._internal.chains import Params, Units, average
 from natural_langevin.optim.vector import VECTOR, Vector
 from natural_langevin.preconditioners import Damping, Factor, Metric, Preconditioner
 from natural_langevin.preconditioners.base import damped
 from natural_langevin.preconditioners.quasi_diagonal import QuasiDiagonalFisher, unit_factor
 from natural_langevin.statistics import Statistics
-from natural_langevin.types import Params, Units
 
 
 def vector_metric(inner: Preconditioner, vector: Vector, units: Units) -> Preconditioner:

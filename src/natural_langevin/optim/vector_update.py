@@ -15,6 +15,7 @@ from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
 
 from natural_langevin import random
+from natural_langevin._internal.chains import Params, Units
 from natural_langevin.dynamics.base import State, note_diverged, select
 from natural_langevin.dynamics.frame import Integrator, LangevinDynamics
 from natural_langevin.dynamics.rates import Rates
@@ -30,7 +31,6 @@ from natural_langevin.preconditioners import Metric, Preconditioner
 from natural_langevin.priors import Prior
 from natural_langevin.statistics import Evaluation, Gradients, Statistics
 from natural_langevin.statistics.moments import Moments
-from natural_langevin.types import Params, Units
 
 log = logging.getLogger("natural_langevin")
 

@@ -98,8 +98,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from natural_langevin._internal.chains import Params
 from natural_langevin.metrics import TemperatureScaling, nll, stacking_weights
-from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from natural_langevin._internal.chains import Params
 from natural_langevin._internal.processes import Processes
 from natural_langevin._internal.whole_numbers import whole_number
 from natural_langevin.posterior.prediction import Averager
-from natural_langevin.types import Params
 
 
 class ChainShards:

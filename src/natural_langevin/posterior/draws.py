@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from natural_langevin._internal.chains import Params
 from natural_langevin._internal.html import shown
 from natural_langevin._internal.processes import SingleProcess
 from natural_langevin._internal.whole_numbers import whole_number
@@ -25,7 +26,6 @@ from natural_langevin.statistics import vectorised, with_parameters
 from natural_langevin.statistics.capture import ParameterSlots
 from natural_langevin.statistics.in_turn import of_each
 from natural_langevin.statistics.vectorised import MODEL_LOCK
-from natural_langevin.types import Params
 
 
 class Draws:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin._internal import threads
+from natural_langevin._internal.chains import Params
 from natural_langevin.data.checks import shown_to_model
 from natural_langevin.posterior import networks
 from natural_langevin.posterior.calibration import (
@@ -22,7 +23,6 @@ from natural_langevin.posterior.draws import Draws
 from natural_langevin.posterior.pooling import Chains
 from natural_langevin.posterior.prediction import Averager
 from natural_langevin.posterior.sharpening import check_sharpness
-from natural_langevin.types import Params
 
 #: Outputs of small networks that torch takes on one thread.
 FEW_OUTPUTS = 1 << 16

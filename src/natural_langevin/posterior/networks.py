@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from natural_langevin._internal.chains import Params
 from natural_langevin._internal.tensorfile import Spec, StorageError, mapped, opened
-from natural_langevin.types import Params
 
 #: Of networks that are evaluated at a time because inputs are few.
 MOST_WEIGHTS = 1 << 20

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from natural_langevin import likelihoods
 from natural_langevin._internal import capacity, shared_file, tensorfile
 from natural_langevin._internal.atomic import remove_leftovers, staged
+from natural_langevin._internal.chains import Params
 from natural_langevin._internal.fingerprints import check_model, describe_model
 from natural_langevin._internal.folder_lock import FolderLock
 from natural_langevin._internal.processes import Processes
@@ -34,7 +35,6 @@ from natural_langevin.posterior.manifest import File, Manifest
 from natural_langevin.posterior.networks import OnDisk, chunks
 from natural_langevin.priors import PositivePrior
 from natural_langevin.statistics.vectorised import MODEL_LOCK
-from natural_langevin.types import Params
 
 __all__ = ["StorageError", "WriteError", "forget", "read", "write"]
 

@@ -15,12 +15,12 @@ import torch
 
 from natural_langevin._internal import tensorfile
 from natural_langevin._internal.atomic import remove_leftovers, staged
+from natural_langevin._internal.chains import Params
 from natural_langevin._internal.folder_lock import FolderLock
 from natural_langevin._internal.object_store import is_url
 from natural_langevin._internal.tensorfile import Spec, StorageError
 from natural_langevin.posterior.networks import OnDisk
 from natural_langevin.posterior.storage import forget
-from natural_langevin.types import Params
 
 #: Words that are meant as a kind of memory rather than as the name of a folder.
 _NO_FOLDERS = {"gpu", "cuda", "disk", "memory", "ram", "host", ""}

@@ -26,9 +26,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from natural_langevin._internal.chains import Params
 from natural_langevin.likelihoods import Likelihood, Scaled
 from natural_langevin.posterior.draws import Draws
-from natural_langevin.types import Params
 
 AnyDraws = TypeVar("AnyDraws", bound=Draws)
 

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from natural_langevin._internal.chains import Params
 from natural_langevin.schedules import Stages
-from natural_langevin.types import Params
 
 
 def draw_weights(

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from natural_langevin import schedules
-from natural_langevin._internal.chains import number_or_chains
+from natural_langevin._internal.chains import Params, Units, number_or_chains
 from natural_langevin.statistics import Basis, Requests, Sharing, Statistics
-from natural_langevin.types import Params, Units
 
 #: A tree of tensors by parameter name; what is in it is each metric's own business.
 Metric = dict[str, Any]

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from natural_langevin._internal.chains import per_chain
+from natural_langevin._internal.chains import Params, Units, per_chain
 from natural_langevin.preconditioners.base import Damping, Metric
 from natural_langevin.preconditioners.factored import (
     Eigenbasis,
@@ -42,7 +42,6 @@ from natural_langevin.preconditioners.factored import (
 )
 from natural_langevin.preconditioners.unit import nested
 from natural_langevin.statistics import Basis, Group, Statistics
-from natural_langevin.types import Params, Units
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from natural_langevin._internal.chains import Params, Units
 from natural_langevin.preconditioners.base import Damping, Factor, Metric, Preconditioner
 from natural_langevin.statistics import Statistics
-from natural_langevin.types import Params, Units
 
 
 class Euclidean(Preconditioner):

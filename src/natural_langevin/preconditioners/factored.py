@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from natural_langevin._internal.chains import average
+from natural_langevin._internal.chains import Params, Units, average
 from natural_langevin.preconditioners.base import (
     Damping,
     Factor,
@@ -33,7 +33,6 @@ from natural_langevin.preconditioners.base import (
 )
 from natural_langevin.preconditioners.unit import by_group, identity, nested
 from natural_langevin.statistics import Group, Sharing, Statistics, grouped, split_rows, unit_rows
-from natural_langevin.types import Params, Units
 
 
 class Root(Protocol):

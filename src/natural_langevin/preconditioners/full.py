@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from natural_langevin._internal.chains import average, per_chain
+from natural_langevin._internal.chains import Params, Units, average, per_chain
 from natural_langevin.preconditioners.base import Damping, Factor, FisherPreconditioner, Metric
 from natural_langevin.statistics import Statistics
-from natural_langevin.types import Params, Units
 
 
 def flatten(tree: Params) -> Tensor:

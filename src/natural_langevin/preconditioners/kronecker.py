@@ -36,7 +36,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from natural_langevin._internal.chains import per_chain
+from natural_langevin._internal.chains import Params, Units, per_chain
 from natural_langevin.preconditioners.base import Damping, Metric
 from natural_langevin.preconditioners.factored import (
     Eigenbasis,
@@ -47,7 +47,6 @@ from natural_langevin.preconditioners.factored import (
 )
 from natural_langevin.preconditioners.unit import nested
 from natural_langevin.statistics import Group
-from natural_langevin.types import Params, Units
 
 
 class Cholesky(NamedTuple):

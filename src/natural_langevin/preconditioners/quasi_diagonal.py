@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from natural_langevin._internal.chains import average, per_unit
+from natural_langevin._internal.chains import Params, Units, average, per_unit
 from natural_langevin.preconditioners.base import (
     Damping,
     Factor,
@@ -30,7 +30,6 @@ from natural_langevin.preconditioners.base import (
     damped,
 )
 from natural_langevin.statistics import Statistics
-from natural_langevin.types import Params, Units
 
 
 class UnitFactor(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from natural_langevin._internal.chains import average
+from natural_langevin._internal.chains import Params, Units, average
 from natural_langevin.preconditioners.base import (
     AveragedPreconditioner,
     Damping,
@@ -18,7 +18,6 @@ from natural_langevin.preconditioners.base import (
     diagonal_factor,
 )
 from natural_langevin.statistics import Statistics
-from natural_langevin.types import Params, Units
 
 
 class RMSProp(AveragedPreconditioner):

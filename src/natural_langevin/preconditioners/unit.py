@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from natural_langevin._internal.chains import average, per_chain
+from natural_langevin._internal.chains import Params, Units, average, per_chain
 from natural_langevin.preconditioners.base import (
     Damping,
     Factor,
@@ -32,7 +32,6 @@ from natural_langevin.preconditioners.base import (
     damped,
 )
 from natural_langevin.statistics import Group, Statistics, grouped, split_rows, unit_rows
-from natural_langevin.types import Params, Units
 
 
 def nested(group: Group, value: Any) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from natural_langevin._internal.chains import Params
 from natural_langevin._internal.given_weights import Weights, weights_of
 from natural_langevin.priors.base import Prior
 from natural_langevin.priors.gaussian import Gaussian
-from natural_langevin.types import Params
 
 
 def around(

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from natural_langevin.problem import work
-from natural_langevin.problem.problem import Problem
 from natural_langevin.recipe.settings import Budget, Settings
+from natural_langevin.run.problem import work
+from natural_langevin.run.problem.problem import Problem
 
 
 class Costs(NamedTuple):

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from natural_langevin._internal.chains import Params
 from natural_langevin._internal.light_autograd import autograd_grad
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
-from natural_langevin.types import Params
 
 #: Weights of a layer up to which all chains go through the network in one call.
 SMALL = 1 << 16

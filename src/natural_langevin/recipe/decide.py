@@ -23,10 +23,6 @@ from natural_langevin._internal.fingerprints import stable_repr
 from natural_langevin.data.loaders import SharedBatches
 from natural_langevin.data.streams import Subsets
 from natural_langevin.posterior.plan import Plan
-from natural_langevin.problem import starts
-from natural_langevin.problem.motion import Motion
-from natural_langevin.problem.step_size_checks import known_step_size
-from natural_langevin.problem.validation import whole_number
 from natural_langevin.recipe import (
     cost,
     pace,
@@ -39,6 +35,10 @@ from natural_langevin.recipe.open_settings import Given
 from natural_langevin.recipe.settings import Settings
 from natural_langevin.run import preparation
 from natural_langevin.run.kept_draws import check_given
+from natural_langevin.run.problem import starts
+from natural_langevin.run.problem.motion import Motion
+from natural_langevin.run.problem.step_size_checks import known_step_size
+from natural_langevin.run.problem.validation import whole_number
 from natural_langevin.run.time_limit import NO_LIMIT, TimeLimit
 from natural_langevin.run.until import parse, thinning
 

@@ -17,10 +17,10 @@ from torch import nn
 from natural_langevin import preconditioners, priors
 from natural_langevin.dynamics.frame import Integrator
 from natural_langevin.dynamics.overdamped import Overdamped
-from natural_langevin.problem import starts
-from natural_langevin.problem.step_size_checks import StepSize
 from natural_langevin.recipe import rules
 from natural_langevin.recipe.settings import Settings
+from natural_langevin.run.problem import starts
+from natural_langevin.run.problem.step_size_checks import StepSize
 
 RecipeName = Literal["auto", "paper"]
 #: Where dynamics that tune their step size begin.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from natural_langevin.problem.motion import Motion
-from natural_langevin.problem.step_size_checks import StepSize
 from natural_langevin.recipe.settings import Settings, Time, Trial
 from natural_langevin.run import preparation, time_limit
+from natural_langevin.run.problem.motion import Motion
+from natural_langevin.run.problem.step_size_checks import StepSize
 from natural_langevin.run.time_limit import TimeLimit
 
 

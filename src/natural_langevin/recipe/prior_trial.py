@@ -11,18 +11,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from natural_langevin._internal.chains import Params
 from natural_langevin.data.streams import Subsets
 from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.posterior import Posterior
-from natural_langevin.problem.motion import Motion
-from natural_langevin.problem.problem import Problem
 from natural_langevin.recipe import cost, pace, prior_scale, step_size, trial_predictions
 from natural_langevin.recipe import rules as recipe
 from natural_langevin.recipe.settings import PriorTrial, Sharpness, Trial
 from natural_langevin.run.loop import DivergenceError
+from natural_langevin.run.problem.motion import Motion
+from natural_langevin.run.problem.problem import Problem
 from natural_langevin.run.run import Options, run
 from natural_langevin.run.time_limit import TimeLimit
-from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 

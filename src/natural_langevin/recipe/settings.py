@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from natural_langevin.posterior.plan import Descent, EndRule
-from natural_langevin.problem.starts import Fitted
+from natural_langevin.run.problem.starts import Fitted
 
 
 @dataclass(frozen=True)

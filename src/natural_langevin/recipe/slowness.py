@@ -43,12 +43,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from natural_langevin._internal.chains import Params
 from natural_langevin.diagnostics.kinetic import left_by_epochs
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.recipe.curvature import curvature_products
 from natural_langevin.recipe.settings import StepSize
-from natural_langevin.types import Params
 
 
 class Epochs(NamedTuple):

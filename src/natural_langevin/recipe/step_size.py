@@ -37,15 +37,12 @@ from torch.func import vmap
 from torch.utils.data import DataLoader
 
 from natural_langevin import random
-from natural_langevin._internal.chains import number_or_chains
+from natural_langevin._internal.chains import Params, number_or_chains
 from natural_langevin.data.streams import InMemory, Subsets
 from natural_langevin.dynamics.base import Dynamics, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.preconditioners.base import FisherPreconditioner
-from natural_langevin.problem.motion import Motion
-from natural_langevin.problem.problem import Problem
-from natural_langevin.problem.step_size_checks import largest_step
 from natural_langevin.recipe import cost, slowness
 from natural_langevin.recipe.curvature import steepest
 from natural_langevin.recipe.rules import Choice
@@ -54,8 +51,10 @@ from natural_langevin.recipe.settings import Search, Settings, StepSize
 from natural_langevin.run import descent
 from natural_langevin.run.collector import finite_chains
 from natural_langevin.run.loop import DivergenceError
+from natural_langevin.run.problem.motion import Motion
+from natural_langevin.run.problem.problem import Problem
+from natural_langevin.run.problem.step_size_checks import largest_step
 from natural_langevin.run.time_limit import NO_LIMIT, TimeLimit, clock
-from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 

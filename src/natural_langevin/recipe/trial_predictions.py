@@ -13,9 +13,9 @@ from torch import Tensor
 from natural_langevin.likelihoods.predictive import probabilities
 from natural_langevin.posterior import calibration
 from natural_langevin.posterior.posterior import Posterior
-from natural_langevin.problem.problem import Problem
 from natural_langevin.recipe import rules as recipe
 from natural_langevin.recipe.settings import Sharpness
+from natural_langevin.run.problem.problem import Problem
 
 log = logging.getLogger("natural_langevin")
 

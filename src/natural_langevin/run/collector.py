@@ -14,13 +14,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from natural_langevin._internal.chains import Params
 from natural_langevin.dynamics.base import Info, State
 from natural_langevin.posterior.networks import OnDisk
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.posterior.stores import Store
 from natural_langevin.posterior.units import Units
 from natural_langevin.schedules import Stages
-from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 

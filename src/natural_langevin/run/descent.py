@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from natural_langevin import schedules
+from natural_langevin._internal.chains import Params
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics.base import Info, State
 from natural_langevin.dynamics.frame import LangevinDynamics
@@ -34,12 +35,11 @@ from natural_langevin.likelihoods import weight_name
 from natural_langevin.posterior.plan import Descent
 from natural_langevin.preconditioners import RMSProp
 from natural_langevin.priors import of_chains
-from natural_langevin.problem import work
-from natural_langevin.problem.losses import losses
 from natural_langevin.run import time_limit
+from natural_langevin.run.problem import work
+from natural_langevin.run.problem.losses import losses
 from natural_langevin.run.time_limit import NO_LIMIT, TimeLimit
 from natural_langevin.statistics import Gradients
-from natural_langevin.types import Params
 
 #: How far, and in which steps, the logarithm of a likelihood's own parameter is looked for.
 OWN_GRIDS = ((12.0, 0.5), (0.5, 0.05))

@@ -15,10 +15,10 @@ from natural_langevin.execution.engine import Engine
 from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.pooling import pooled_chains
 from natural_langevin.posterior.weighting import draw_weights
-from natural_langevin.problem.motion import Motion
-from natural_langevin.problem.step_size_checks import StepSize
 from natural_langevin.run import rounding, temperature_probe
 from natural_langevin.run.phases import Phase
+from natural_langevin.run.problem.motion import Motion
+from natural_langevin.run.problem.step_size_checks import StepSize
 from natural_langevin.run.until import EssTarget
 
 

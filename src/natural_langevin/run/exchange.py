@@ -38,6 +38,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from natural_langevin import random
+from natural_langevin._internal.chains import Params
 from natural_langevin._internal.processes import Processes
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics.base import State
@@ -45,9 +46,8 @@ from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.execution.engine import Engine
 from natural_langevin.execution.full_data import mean_gradient, mean_loss
 from natural_langevin.priors import Prior
-from natural_langevin.problem.problem import like_chains
-from natural_langevin.problem.validation import whole_number
-from natural_langevin.types import Params
+from natural_langevin.run.problem.problem import like_chains
+from natural_langevin.run.problem.validation import whole_number
 
 log = logging.getLogger("natural_langevin")
 

@@ -11,7 +11,7 @@ import torch
 from natural_langevin import schedules
 from natural_langevin._internal import capacity
 from natural_langevin._internal.tensorfile import Spec, size_in_bytes
-from natural_langevin.problem.validation import whole_number
+from natural_langevin.run.problem.validation import whole_number
 
 
 def check_kept(burn_in: Any, thin: Any) -> tuple[int, int]:

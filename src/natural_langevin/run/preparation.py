@@ -14,17 +14,17 @@ from natural_langevin.dynamics.base import Info, State
 from natural_langevin.dynamics.frame import Conditions
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine, choose_mode
-from natural_langevin.problem.data_checks import batch_check, check_data, number_of_data
-from natural_langevin.problem.motion import Motion
-from natural_langevin.problem.pitfalls import refuse_autocast
-from natural_langevin.problem.step_size_checks import (
+from natural_langevin.run.problem.data_checks import batch_check, check_data, number_of_data
+from natural_langevin.run.problem.motion import Motion
+from natural_langevin.run.problem.pitfalls import refuse_autocast
+from natural_langevin.run.problem.step_size_checks import (
     StepSize,
     check_stages,
     warn_if_epochs,
     warn_if_saturated,
     warn_if_stiff,
 )
-from natural_langevin.problem.validation import refuse_anchors, whole_number
+from natural_langevin.run.problem.validation import refuse_anchors, whole_number
 
 #: Its sum diverges: a longer run explores further (``halving``'s would stop at 20).
 DEFAULT_STEP_SIZE = schedules.polynomial(1e-3, offset=10_000)

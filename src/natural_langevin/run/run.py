@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from natural_langevin import random, schedules
+from natural_langevin._internal.chains import Params
 from natural_langevin.data.streams import InMemory, Stream
 from natural_langevin.distributed.posterior_shards import shard_posterior
 from natural_langevin.distributed.process_mesh import ProcessMesh
@@ -28,11 +29,6 @@ from natural_langevin.posterior import calibration, networks, stores
 from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.posterior.units import Units
-from natural_langevin.problem import notices
-from natural_langevin.problem.data_checks import outputs_of_few
-from natural_langevin.problem.motion import Motion
-from natural_langevin.problem.problem import Problem
-from natural_langevin.problem.step_size_checks import StepSize
 from natural_langevin.run import (
     descent,
     description,
@@ -46,6 +42,11 @@ from natural_langevin.run.kept_draws import check_memory
 from natural_langevin.run.look import Callback
 from natural_langevin.run.loop import RunPlan
 from natural_langevin.run.phases import Phase, phases
+from natural_langevin.run.problem import notices
+from natural_langevin.run.problem.data_checks import outputs_of_few
+from natural_langevin.run.problem.motion import Motion
+from natural_langevin.run.problem.problem import Problem
+from natural_langevin.run.problem.step_size_checks import StepSize
 from natural_langevin.run.setup import (
     check_same_everywhere,
     open_checkpoint,
@@ -55,7 +56,6 @@ from natural_langevin.run.time_limit import NO_LIMIT, TimeLimit
 from natural_langevin.run.until import EssTarget
 from natural_langevin.run.until import parse as parse_until
 from natural_langevin.run.watching import Watching
-from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin import priors
-from natural_langevin._internal.chains import likelihood_powers
+from natural_langevin._internal.chains import Params, likelihood_powers
 from natural_langevin._internal.given_weights import Weights, weights_of
 from natural_langevin.langevin import Langevin
 from natural_langevin.likelihoods import Likelihood
@@ -40,7 +40,6 @@ from natural_langevin.slt.estimate import (
     slope_and_error,
 )
 from natural_langevin.slt.local import localised
-from natural_langevin.types import Params
 
 Baseline = Literal["model", "minimum"]
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from natural_langevin._internal.chains import Batch, Params
 from natural_langevin.langevin import Langevin
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.statistics import Network
-from natural_langevin.types import Batch, Params
 
 #: Rows at a time.
 ROWS = 4096

@@ -6,6 +6,7 @@ This is the only backward pass of the library: ``gradients`` has the equations, 
 statistics that may be asked for, ``rules`` one file for every kind of layer.
 """
 
+from natural_langevin._internal.chains import Params
 from natural_langevin.statistics.capture import Network
 from natural_langevin.statistics.data_parallel import DataParallel, Part
 from natural_langevin.statistics.evaluation import DeferredCall, Evaluation, Statistics
@@ -34,7 +35,6 @@ from natural_langevin.statistics.rules import (
     row_units,
 )
 from natural_langevin.statistics.vectorised import vectorised
-from natural_langevin.types import Params
 
 __all__ = [
     "RULES",

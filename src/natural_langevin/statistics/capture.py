@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from natural_langevin._internal.chains import Params, Units
 from natural_langevin.data.signature import Signature
 from natural_langevin.statistics.rules import RULES, Rule, own_units
 from natural_langevin.statistics.rules.rewritten import RewrittenLayer
 from natural_langevin.statistics.tape import Tape, Tensors, is_real
 from natural_langevin.statistics.vectorised import vectorised
-from natural_langevin.types import Params, Units
 
 
 class ParameterSlots:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from natural_langevin._internal.chains import Params
 from natural_langevin.likelihoods import State as LikelihoodState
-from natural_langevin.types import Params
 
 
 @dataclass

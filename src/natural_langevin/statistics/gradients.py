@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
+from natural_langevin._internal.chains import Params
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.likelihoods import State as LikelihoodState
 from natural_langevin.statistics.capture import Network
@@ -35,7 +36,6 @@ from natural_langevin.statistics.moments import NO_BASIS, Sharing, chunk_numbers
 from natural_langevin.statistics.one_chain import OneChain, clipped, from_layers, kind_of
 from natural_langevin.statistics.plan import Plan, make_plan
 from natural_langevin.statistics.requests import Basis, Request, Requests, check_requests, grouped
-from natural_langevin.types import Params
 
 
 def _without_axis(function: Any, axes: tuple[int | None, ...], *values: Any) -> Any:

@@ -26,10 +26,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from natural_langevin._internal.chains import per_unit
+from natural_langevin._internal.chains import Params, per_unit
 from natural_langevin.statistics.requests import Basis, Group
 from natural_langevin.statistics.rules import Outer, SampleGradient, Scatter, Stacked, Sum
-from natural_langevin.types import Params
 
 Sharing = Literal["exact", "expand", "reduce"]
 #: By the fields of ``Statistics``.

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
+from natural_langevin._internal.chains import Params
 from natural_langevin._internal.light_autograd import grad, vjp
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.likelihoods import State as LikelihoodState
@@ -27,7 +28,6 @@ from natural_langevin.statistics.moments import Moments, Sharing, dense_moments
 from natural_langevin.statistics.plan import Plan
 from natural_langevin.statistics.requests import Basis, Group, Requests
 from natural_langevin.statistics.statistics import Recorded, layer_statistics
-from natural_langevin.types import Params
 
 
 def accumulated(means: Iterable[Any], sizes: list[int]) -> Any:

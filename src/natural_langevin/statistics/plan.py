@@ -27,11 +27,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from natural_langevin._internal.chains import Params
 from natural_langevin.statistics.capture import Network
 from natural_langevin.statistics.rules import Call
 from natural_langevin.statistics.rules.rewritten import RewrittenLayer
 from natural_langevin.statistics.tape import CallKey, Tape, Tensors, Trace, is_real
-from natural_langevin.types import Params
 
 _ZEROS: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 
-from natural_langevin.types import Units
+from natural_langevin._internal.chains import Units
 
 Request = Literal["second", "cross", "unit_blocks", "kronecker", "rotated", "samples"]
 Requests = frozenset[Request]

@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.utils import _pytree as pytree
 
+from natural_langevin._internal.chains import Params
 from natural_langevin._internal.light_autograd import grad, vjp
 from natural_langevin.statistics.capture import Network
 from natural_langevin.statistics.plan import Plan
 from natural_langevin.statistics.tape import Tensors, is_real
 from natural_langevin.statistics.vectorised import vectorised
-from natural_langevin.types import Params
 
 Dense = Callable[[slice], Params]
 

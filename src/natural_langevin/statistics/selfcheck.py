@@ -16,10 +16,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from natural_langevin._internal.chains import Params
 from natural_langevin._internal.light_autograd import grad
 from natural_langevin.likelihoods import State as LikelihoodState
 from natural_langevin.statistics import Evaluation, Gradients, Network
-from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 

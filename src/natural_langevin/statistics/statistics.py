@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from natural_langevin._internal.chains import Params
 from natural_langevin.statistics import samples
 from natural_langevin.statistics.capture import Network
 from natural_langevin.statistics.moments import (
@@ -20,7 +21,6 @@ from natural_langevin.statistics.plan import Axis, Plan
 from natural_langevin.statistics.requests import Basis, Group
 from natural_langevin.statistics.rules import Call, SampleGradient
 from natural_langevin.statistics.tape import Tensors, is_real
-from natural_langevin.types import Params
 
 
 class Recorded(NamedTuple):

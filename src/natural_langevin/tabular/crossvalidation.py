@@ -22,21 +22,21 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from natural_langevin._internal.atomic import write
+from natural_langevin._internal.chains import Params
 from natural_langevin._internal.object_store import is_url
 from natural_langevin.data.streams import Subsets
 from natural_langevin.langevin import Langevin
 from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.posterior import Posterior
-from natural_langevin.problem.step_size_checks import known_step_size
 from natural_langevin.recipe import pace
 from natural_langevin.recipe.decide import Asked
 from natural_langevin.run import time_limit
 from natural_langevin.run.loop import DivergenceError
+from natural_langevin.run.problem.step_size_checks import known_step_size
 from natural_langevin.run.run import Options
 from natural_langevin.tabular.predictive import Networks
 from natural_langevin.tabular.settings import AUTO, MANY, USUAL_FOLDS, Settings
 from natural_langevin.tabular.views import View
-from natural_langevin.types import Params
 
 #: Rows that a network is asked for to see whether it is sound.
 SOUND_ROWS = 500

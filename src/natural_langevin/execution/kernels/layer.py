@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from natural_langevin._internal.chains import number_or_chains
+from natural_langevin._internal.chains import Batch, Params, number_or_chains
 from natural_langevin.dynamics.base import Info, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import Kind as StepKind
@@ -32,7 +32,6 @@ from natural_langevin.preconditioners import (
 )
 from natural_langevin.priors import Flat, Gaussian, Prior
 from natural_langevin.statistics import DeferredCall, Evaluation
-from natural_langevin.types import Batch, Params
 
 Kind = Literal["euclidean", "rmsprop", "diagonal", "quasi-diagonal"]
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin import random
+from natural_langevin._internal.chains import Batch
 from natural_langevin.dynamics.base import (
     Dynamics,
     Info,
@@ -44,7 +45,6 @@ from natural_langevin.execution.stepping import StepData, overwrite, shape_of
 from natural_langevin.execution.traced import TracedFunction
 from natural_langevin.preconditioners import Damping
 from natural_langevin.statistics import Evaluation, Statistics
-from natural_langevin.types import Batch
 
 #: Streams over which the updates of layers are spread.
 MOST_STREAMS = 4

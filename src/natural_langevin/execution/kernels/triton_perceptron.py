@@ -14,6 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
+from natural_langevin._internal.chains import Batch
 from natural_langevin._internal.gpu_build import Launch, launch
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics.base import State
@@ -31,7 +32,6 @@ from natural_langevin.execution.kernels.triton_perceptron_kernels import (
 )
 from natural_langevin.execution.stepping import StepData
 from natural_langevin.statistics import DeferredCall
-from natural_langevin.types import Batch
 
 #: Classes that one tile holds, bytes for activations, and chains of one launch.
 MOST_CLASSES, MOST_MEMORY, MOST_CHAINS = 64, 4 << 30, 65_535

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from natural_langevin.types import Units
+from natural_langevin._internal.chains import Units
 
 
 class Call(NamedTuple):

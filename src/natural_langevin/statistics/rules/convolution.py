@@ -18,9 +18,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from natural_langevin._internal.chains import Units
 from natural_langevin.statistics.rules.base import Call, Outer, SampleGradient, Sum
 from natural_langevin.statistics.rules.rewritten import rewrites
-from natural_langevin.types import Units
 
 
 def convolution_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin._internal import threads
+from natural_langevin._internal.chains import Params
 from natural_langevin.execution.kernels.native.build import DTYPES, is_at_hand, library_at_hand
 from natural_langevin.execution.kernels.native.layout import Layer, Run
 from natural_langevin.execution.kernels.native.trace import LayerSpec, describe, trace
-from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from natural_langevin._internal.chains import Params
 from natural_langevin.data.streams import InMemory, Stream
 from natural_langevin.dynamics.base import CHAINWISE, Dynamics, State
 from natural_langevin.dynamics.descent import Descent
@@ -32,7 +33,6 @@ from natural_langevin.likelihoods import Categorical
 from natural_langevin.preconditioners import Euclidean
 from natural_langevin.priors import Flat
 from natural_langevin.statistics import Gradients, Network
-from natural_langevin.types import Params
 
 log = logging.getLogger("natural_langevin")
 

@@ -1,8 +1,0 @@
-"""What is sampled: network, likelihood, prior, temperature and data, checked once and frozen.
-
-Imports everything below it; run and up import it.
-"""
-
-from natural_langevin.problem.problem import ChainSet, Problem
-
-__all__ = ["ChainSet", "Problem"]

@@ -1,0 +1,145 @@
+"""Motion: how the chains of a problem move, as Algorithm 1 with its metric and integrator says.
+
+A ``Problem`` is what is sampled; this is by which metric, integrator and running mean, from which
+start and in which way of execution. What travels to an engine is its ``frame``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from natural_langevin import priors, random, schedules
+from natural_langevin._internal.chains import Params
+from natural_langevin.dynamics.base import State
+from natural_langevin.dynamics.frame import Integrator, LangevinDynamics
+from natural_langevin.dynamics.rates import RatesTable
+from natural_langevin.preconditioners import Preconditioner
+from natural_langevin.run.problem import starts
+from natural_langevin.run.problem.problem import Problem
+from natural_langevin.run.problem.step_size_checks import StepSize
+from natural_langevin.statistics import Gradients
+
+
+@dataclass(frozen=True, eq=False)
+class Motion:
+    """``step_size``: the user's own, or None where a plan has it. ``start``: "model", "fan_in",
+    "prior" or "given", the ``start_weights`` (``starts``). ``gradients``: of the problem's network
+    and likelihood, with the statistics that the metric needs."""
+
+    problem: Problem
+    preconditioner: Preconditioner
+    integrator: Integrator
+    step_size: StepSize | None
+    mean_rate: float | schedules.Schedule | None
+    start: str
+    compile: bool | str
+    gradients: Gradients
+    start_weights: Params | None = None
+
+    @staticmethod
+    def of(
+        problem: Problem,
+        preconditioner: Preconditioner,
+        integrator: Integrator,
+        *,
+        step_size: StepSize | None,
+        mean_rate: float | schedules.Schedule | None,
+        start: str,
+        compile: bool | str,
+        start_weights: Params | None = None,
+    ) -> Motion:
+        """The motion of this metric and integrator, which share one evaluation of gradients."""
+        gradients = Gradients(
+            problem.network, problem.likelihood,
+            requests=preconditioner.requests, targets=preconditioner.targets,
+            sharing=preconditioner.sharing, microbatch=problem.microbatch, clip=problem.clip,
+            data_parallel=problem.chains.processes.data,
+        )  # fmt: skip
+        return Motion(
+            problem, preconditioner, integrator, step_size, mean_rate, start, compile, gradients,
+            start_weights,
+        )  # fmt: skip
+
+    def on(self, problem: Problem) -> Motion:
+        """The same motion on another problem: with gradients of its own, where the network or the
+        likelihood is another."""
+        shared = problem.network is self.problem.network
+        alike = problem.likelihood is self.problem.likelihood
+        together = problem.chains.processes.data is self.problem.chains.processes.data
+        if shared and alike and together:
+            found = dataclasses.replace(self, problem=problem)
+            if self.problem.moves_as(problem):  # compiled steps are known by their frame
+                found.__dict__["frame"] = self.frame
+            return found
+        return Motion.of(
+            problem, self.preconditioner, self.integrator, step_size=self.step_size,
+            mean_rate=self.mean_rate, start=self.start, compile=self.compile,
+            start_weights=self.start_weights,
+        )  # fmt: skip
+
+    @cached_property
+    def frame(self) -> LangevinDynamics:
+        """The dynamics of the chains here."""
+        return self.frame_of(self.problem.chains.ids)
+
+    def frame_of(self, chain: Tensor) -> LangevinDynamics:
+        """The dynamics of the chains of these numbers, each with its settings and its randomness:
+        a number may come several times."""
+        problem, seed = self.problem, self.problem.chains.seed
+        return LangevinDynamics(
+            self.integrator,
+            gradients=self.gradients,
+            preconditioner=self.preconditioner,
+            prior=priors.of_chains(problem.prior, chain),
+            temperature=problem.temperature[chain],
+            power=None if problem.power is None else problem.power[chain],
+            noise=random.origin(seed, random.NOISE, chain),
+            labels=random.origin(seed, random.LABELS, chain),
+            keep_mean=self.mean_rate is not None,
+            control_variates=problem.anchors,
+        )
+
+    def init(self) -> State:
+        """The state of the chains here before the first update."""
+        return self.init_of(self.frame, self.problem.chains.ids)
+
+    def init_of(self, frame: LangevinDynamics, chain: Tensor) -> State:
+        """The same for chains of these numbers under these dynamics."""
+        params = self.problem.network.trainable()
+        seed = self.problem.chains.seed
+        weights = starts.weights(
+            self.start, params, frame.prior, chain, seed, given=self.start_weights
+        )
+        return frame.init(weights)
+
+    def rates(
+        self,
+        start: int,
+        stop: int,
+        step_size: StepSize,
+        *,
+        chains: int | None = None,
+        burn_in: int = 0,
+    ) -> RatesTable:
+        """eta of all chains, gamma and mu of the steps ``start`` to ``stop``. ``burn_in=0``: there
+        is no burn-in to adapt in, and a metric that never saw a batch would be none: it goes on
+        adapting."""
+        first = next(iter(self.problem.network.trainable().values()))
+        return RatesTable.build(
+            step_size,
+            self.preconditioner.ema_schedule(burn_in or math.inf),
+            self.mean_rate,
+            start=start,
+            stop=stop,
+            chains=chains or self.problem.chains.count,
+            tuned=burn_in if self.integrator.tunes else 0,
+            refresh_steps=self.preconditioner.refresh_steps,
+            settles=burn_in > 0 and self.preconditioner.adapt == "burn-in",
+            dtype=first.dtype,
+            device=self.problem.device,
+        )

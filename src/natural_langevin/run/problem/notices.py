@@ -1,0 +1,156 @@
+"""Notices: what is most likely a mistake, and runs all the same; said once, with the remedy.
+
+Looked at are what the network makes of some rows, and the size of the numbers that go in and are
+to come out. The defaults (prior, start, step size) suit inputs and targets of size about one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from natural_langevin._internal.progress import Progress
+from natural_langevin.data.signature import Signature
+from natural_langevin.likelihoods import Likelihood
+from natural_langevin.run.problem.problem import Problem
+
+log = logging.getLogger("natural_langevin")
+
+#: Root mean squares beyond these are not "of size about one".
+LARGE, SMALL = 10.0, 0.01
+ROWS = 1000
+
+
+def notice(
+    model: nn.Module,
+    likelihood: Likelihood,
+    signature: Signature,
+    data: tuple[Tensor, Tensor],
+    outputs: Any,
+    *,
+    fitted: bool,
+    said: set[str],
+) -> None:
+    """Logs every notice that is not among those ``said``. ``outputs``: of some samples;
+    ``fitted``: the network has learned from such inputs and targets already, whatever their
+    size."""
+    x, y = (t[:ROWS] for t in data)
+    found = [*_of_network(model), *_of_outputs(model, likelihood, outputs)]
+    found += _of_shapes(likelihood, outputs, y)
+    if not fitted:
+        found += [*_of_inputs(model, signature, x), *_of_targets(likelihood, y)]
+    for text in found:
+        if text not in said:
+            said.add(text)
+            log.warning("%s", text)
+
+
+def announce(problem: Problem, title: str) -> None:
+    """Says what a run by the recipe does before its first step, where that takes a while: else
+    nothing is heard until then."""
+    if problem.chains.processes.first and not _usually_quick(problem.template):
+        Progress(title, None).say(
+            "first the prior's width, a step size and a start are chosen from the data, which may "
+            "take as long as the run; prior= and step_size= of your own leave that out"
+        )
+
+
+def _usually_quick(model: nn.Module) -> bool:
+    """Whether an engine on a CPU will most likely take it: linear layers alone, or these and
+    convolutions, one after the other."""
+    layers = [m for m in model.modules() if len(list(m.parameters(recurse=False)))]
+    if all(isinstance(m, nn.Linear) for m in layers):
+        return True
+    in_turn = all(isinstance(m, nn.Sequential) for m in model.modules() if list(m.children()))
+    return in_turn and all(isinstance(m, nn.Linear | _ConvNd) for m in layers)
+
+
+def _of_network(model: nn.Module) -> Iterator[str]:
+    untrained = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm)
+        and module.num_batches_tracked is not None
+        and not int(module.num_batches_tracked)
+    ]
+    if untrained:
+        yield (
+            f"BatchNorm layers {untrained[:4]} have never seen data: they divide by a variance of "
+            "1 and do nothing useful. Send some batches through model.train() first and call "
+            "model.eval() then, or use LayerNorm or GroupNorm"
+        )
+
+
+def _of_outputs(model: nn.Module, likelihood: Likelihood, outputs: Any) -> Iterator[str]:
+    if not isinstance(outputs, Tensor):
+        return
+    if likelihood.link == "softmax":
+        one = torch.isclose(outputs.sum(-1), outputs.new_ones(()), atol=1e-4)
+        if bool(one.all()) and bool((outputs >= 0).all()) and outputs.shape[-1] > 1:
+            yield (
+                "the network's outputs are probabilities already (a final Softmax?), but "
+                "Categorical takes logits and applies a softmax itself: predictions could never "
+                f"be more certain than {_most_certain(outputs.shape[-1]):.0%}. Remove the Softmax"
+            )
+    if likelihood.link == "sigmoid":
+        last = [m for m in model.modules() if not [*m.children()]][-1:]
+        if last and isinstance(last[0], nn.Sigmoid):
+            yield (
+                "the network ends with a Sigmoid, but Bernoulli takes logits and applies one "
+                "itself: predictions could never be below 50 %. Remove the Sigmoid"
+            )
+
+
+def _of_shapes(likelihood: Likelihood, outputs: Any, y: Tensor) -> Iterator[str]:
+    """Predictions have the network's shape: minus targets (n,) they would become (n, n)."""
+    if likelihood.discrete or likelihood.raw_outputs:
+        return
+    if isinstance(outputs, Tensor) and outputs.shape[1:] == (1,) and y.ndim == 1:
+        yield (
+            "the targets y are of shape (n,) and the network's outputs have a second "
+            "axis, as predictions then do: p.mean - y would be a square matrix. Compare "
+            "p.mean.squeeze(-1) with y, or give y.unsqueeze(-1)"
+        )
+
+
+def _most_certain(classes: int) -> float:
+    """softmax of a one-hot vector: the largest probability of a softmax of probabilities."""
+    return float(torch.nn.functional.one_hot(torch.tensor(0), classes).double().softmax(0)[0])
+
+
+def _of_inputs(model: nn.Module, signature: Signature, x: Tensor) -> Iterator[str]:
+    first = next((m for m in model.modules() if not [*m.children()]), None)
+    if isinstance(first, _BatchNorm | nn.LayerNorm | nn.GroupNorm | nn.Embedding):
+        return  # which scales them itself, or looks them up
+    for part, value in signature.parts(x):
+        if part.kind != "real":
+            continue
+        size = value.double().square().mean(0).sqrt()
+        name = f"input {part.name!r}" if part.name else "inputs x"
+        # Of pixels, the whole matters; of columns, each one.
+        largest = float(size.max()) if len(part.shape) == 1 else float(size.square().mean().sqrt())
+        if largest > LARGE:
+            yield (
+                f"the {name} are of size {largest:.3g}, and the defaults are made for inputs of "
+                "size about 1: scale them, x = (x - x.mean(0)) / x.std(0) for columns, x / 255 "
+                "for pixels, and predict with the same scale"
+            )
+
+
+def _of_targets(likelihood: Likelihood, y: Tensor) -> Iterator[str]:
+    if not likelihood.has_units or not y.is_floating_point():
+        return
+    size, spread = float(y.double().square().mean().sqrt()), float(y.double().std(correction=0))
+    if size > LARGE or 0 < spread < SMALL:
+        yield (
+            f"the targets y are of size {size:.3g} and vary by {spread:.3g}, and the defaults are "
+            "made for targets of size about 1: scale them, y = (y - y.mean()) / y.std(), with "
+            "sigma in the same units, and scale predictions back; natural_langevin.sklearn's "
+            "estimators do so by themselves"
+        )

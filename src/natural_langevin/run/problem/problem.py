@@ -1,0 +1,249 @@
+"""Problem: all that is sampled, checked once and frozen.
+
+    pi(theta) ~ [alpha(theta) prod_n p_theta(y_n | x_n)^beta]^(1/T)
+
+is made of a network, a likelihood p and its power beta, a prior alpha, a temperature T and data.
+Nothing here says how chains move (``Motion``) or for how long (``recipe``). Transforms
+(``standard_units``, ``frozen_front``) make one problem of another, which keeps the ``origin`` that
+the user knows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from natural_langevin import priors
+from natural_langevin._internal.chains import Batch
+from natural_langevin._internal.fingerprints import fingerprint
+from natural_langevin._internal.processes import Processes, SingleProcess
+from natural_langevin.data.loaders import SharedBatches
+from natural_langevin.data.signature import Signature
+from natural_langevin.data.streams import (
+    InMemory,
+    Stream,
+    Subsets,
+    SymmetricSweeps,
+    as_stream,
+    usual_batch,
+)
+from natural_langevin.likelihoods import Likelihood, with_own
+from natural_langevin.posterior.units import Units
+from natural_langevin.priors import Prior
+from natural_langevin.statistics import Network
+
+#: Data that say themselves which rows come when: they are taken as they are.
+Ordered = DataLoader[object] | SharedBatches | Subsets | SymmetricSweeps
+ORDERED = (DataLoader, SharedBatches, Subsets, SymmetricSweeps)
+#: Data as a problem has them: (x, y) in memory, or what comes in an order of its own.
+Data = Batch | Ordered
+#: Rows of a DataLoader that are looked at beforehand.
+LOADER_ROWS = 2000
+
+
+@dataclass(frozen=True)
+class ChainSet:
+    """``count`` chains of one seed, and the ``processes`` that have them."""
+
+    count: int
+    seed: int
+    device: torch.device
+    processes: Processes
+
+    @cached_property
+    def ids(self) -> Tensor:
+        """The numbers of the chains that are here."""
+        return torch.tensor(self.processes.own, device=self.device)
+
+    @cached_property
+    def every(self) -> Tensor:
+        """The numbers of all chains, those of other processes too."""
+        return torch.arange(self.count, device=self.device)
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """``prior``, ``temperature`` and ``power`` are those of all chains. ``num_data``: N, where it
+    was given. ``data``: None of a problem that is stepped through by hand. ``held_out``: rows
+    (x, y) that choose in place of folds of the data. ``microbatch``, ``clip``, ``anchors`` (the
+    steps between two control variates) say how the gradient of the likelihood is formed.
+
+    ``origin``: the user's own problem, of which this is a form that is easier to sample;
+    ``units``: those of its data here, where they are others than there."""
+
+    network: Network
+    template: nn.Module  # the same without hooks, for networks handed out
+    signature: Signature
+    likelihood: Likelihood
+    prior: dict[str, Prior]
+    temperature: Tensor
+    chains: ChainSet
+    power: Tensor | None = None  # beta of the likelihood, (chain,); None: 1
+    num_data: float | None = None
+    data: Data | None = None
+    held_out: Batch | None = None
+    microbatch: int | None = None
+    clip: float | None = None
+    anchors: int | None = None
+    origin: Problem | None = None
+    units: Units | None = None
+
+    def on(self, data: object) -> Problem:
+        """The same problem with these data."""
+        return dataclasses.replace(self, data=in_tensors(self.signature, data))
+
+    def moves_as(self, other: Problem) -> bool:
+        """Whether chains of the other problem move as those of this one, on whatever data."""
+        names = ("prior", "temperature", "power", "chains", "anchors")
+        return all(getattr(self, name) is getattr(other, name) for name in names)
+
+    def with_chains(self, count: int, *, after: int = 0) -> Problem:
+        """The same with so many chains, all like the first, in this process; ``after`` so many
+        others, whose noise they do not repeat."""
+        seed = (self.chains.seed + after) % (1 << 63)
+        chains = ChainSet(count, seed, self.device, SingleProcess(count))
+        return dataclasses.replace(
+            self, chains=chains, temperature=self.temperature[:1].expand(count),
+            power=None if self.power is None else self.power[:1].expand(count),
+        )  # fmt: skip
+
+    def with_prior(self, prior: priors.PriorLike) -> Problem:
+        """The same with another prior."""
+        found = priors.resolve(
+            with_own(prior, self.likelihood), self.network.trainable(), self.chains.count,
+            device=self.chains.device,
+        )  # fmt: skip
+        return dataclasses.replace(self, prior=found)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its chains are."""
+        return self.chains.device
+
+    @property
+    def user(self) -> Problem:
+        """The problem as the user knows it."""
+        return self if self.origin is None else self.origin
+
+    @property
+    def given_data(self) -> Data:
+        """The data, which must be there."""
+        assert self.data is not None, "a problem without data"
+        return self.data
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether all rows are tensors, in no order of their own."""
+        return self.data is not None and not isinstance(self.data, ORDERED)
+
+    @property
+    def may_have_anchors(self) -> bool:
+        """Whether control variates go with it: data in memory, gradients that add up."""
+        first = next(iter(self.network.trainable().values()))
+        learns = self.likelihood.init(1, dtype=first.dtype, device=first.device)
+        return self.in_memory and self.clip is None and not learns
+
+    @property
+    def weights(self) -> int:
+        """How many numbers a chain samples."""
+        return sum(p.numel() for p in self.network.trainable().values())
+
+    @property
+    def first_power(self) -> float:
+        """The power of the likelihood of the first chain."""
+        return 1.0 if self.power is None else float(self.power[0])
+
+    @property
+    def one_temperature(self) -> bool:
+        """Whether all chains have the same."""
+        return len(set(self.temperature.tolist())) == 1
+
+    def rows(self) -> tuple[Tensor, Tensor, float]:
+        """Rows in memory to choose by, x and y, and N. A DataLoader lends the first of its batches,
+        those of its first one's shape."""
+        return rows_of(self.given_data, self.num_data, self.signature)
+
+    def stream(self, batch_size: int) -> Stream:
+        """The data as minibatches of the chains here."""
+        return as_stream(
+            self.given_data, batch_size=batch_size, chain=self.chains.ids, seed=self.chains.seed,
+            device=self.device, split=self.signature.split,
+        )  # fmt: skip
+
+    def stream_in_memory(self, batch_size: int, chain: Tensor) -> InMemory:
+        """Minibatches of ``rows()``, for the chains of these numbers."""
+        x, y, _ = self.rows()
+        return InMemory(
+            x, y, batch_size=min(batch_size, len(x)), chain=chain, seed=self.chains.seed,
+            device=self.device,
+        )  # fmt: skip
+
+    def fingerprint(self, stream: Stream) -> str | None:
+        """By which a run is known again: of the user's rows. What is made of them (features, other
+        units) is rounded as machine and threads have it."""
+        if self.origin is None:
+            return stream.fingerprint()
+        x, y, _ = self.origin.rows()
+        return fingerprint({"x": x, "y": y})
+
+    @cached_property
+    def alike(self) -> list[int]:
+        """For every chain the first one of its temperature, power of the likelihood and prior: all
+        0, unless some differ."""
+        return like_chains(self.temperature, self.power, self.prior)
+
+    def usual_batch(self, *, most: float) -> int:
+        """Rows of a minibatch whose size nobody named."""
+        return usual_batch(self.given_data, most=most)
+
+
+def like_chains(temperature: Tensor, power: Tensor | None, prior: Mapping[str, Prior]) -> list[int]:
+    """See ``Problem.alike``."""
+    values = [temperature, *([] if power is None else [power])]
+    for one in prior.values():
+        values += priors.chainwise(one).values()
+    rows = [v.detach().cpu().reshape(len(v), -1).numpy() for v in values]
+    own = [tuple(r[chain].tobytes() for r in rows) for chain in range(len(temperature))]
+    first = {settings: chain for chain, settings in reversed(list(enumerate(own)))}
+    return [first[settings] for settings in own]
+
+
+def in_tensors(signature: Signature, data: object) -> Data:
+    """Data in memory as (x, y); those that come in batches as they are."""
+    if isinstance(data, ORDERED):
+        return data
+    return signature.split(data.tensors if isinstance(data, TensorDataset) else data)
+
+
+def rows_of(
+    data: object, num_data: float | None, signature: Signature
+) -> tuple[Tensor, Tensor, float]:
+    """See ``Problem.rows``."""
+    if isinstance(data, Subsets):
+        return data.x, data.y, num_data or data.rows.shape[1]
+    if isinstance(data, DataLoader | SharedBatches):
+        pairs: list[Batch] = []
+        loader = data if isinstance(data, DataLoader) else data.loader
+        for item in loader:
+            pair = signature.split(item)
+            if pairs and pair[0].shape[1:] != pairs[0][0].shape[1:]:
+                continue
+            pairs.append(pair)
+            if sum(len(x) for x, _ in pairs) >= LOADER_ROWS:
+                break
+        x, y = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        try:
+            known = len(loader.dataset)  # type: ignore[arg-type]
+        except TypeError:
+            known = len(x)
+        return x, y, float(num_data or known)
+    if isinstance(data, SymmetricSweeps):
+        return data.x, data.y, num_data or len(data.x)
+    x, y = signature.split(data.tensors if isinstance(data, TensorDataset) else data)
+    return x, y, num_data or len(x)

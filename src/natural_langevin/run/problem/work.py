@@ -1,0 +1,90 @@
+"""Multiply-adds of a network, counted and not timed: two runs of one seed must choose the same.
+
+A forward pass takes M multiply-adds per sample; a step of all chains about 6 M B floating-point
+operations per chain (forward, and twice that backward, two operations each). A chain of linear
+layers has M = its number of weights; convolutions and attention use every weight many times.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from natural_langevin._internal.threads import FEW_WEIGHTS
+from natural_langevin.execution.kernels.native.trace import LayerSpec, trace
+from natural_langevin.run.problem.problem import Problem
+from natural_langevin.statistics import Network
+
+#: A small matrix at many positions (tokens) takes torch as long as one of so many weights.
+SMALLEST = 4_000
+#: Layers that use a weight at many places of a sample.
+REUSES = (_ConvNd, nn.RNNBase, nn.MultiheadAttention)
+
+
+def is_small(problem: Problem) -> bool:
+    """Whether operations on all chains are too small for several threads."""
+    weights = sum(p.numel() for p in problem.template.parameters())
+    few = weights <= FEW_WEIGHTS and weights * problem.chains.count <= 8 * FEW_WEIGHTS
+    return problem.device.type == "cpu" and few and not reuses(problem.template)
+
+
+def reuses(model: nn.Module) -> bool:
+    """Whether a layer uses its weights at many places."""
+    return any(isinstance(m, REUSES) for m in model.modules())
+
+
+def chain_of_layers(network: Network, x: Tensor) -> list[LayerSpec] | None:
+    """The layers that an engine on a CPU takes one after the other, for inputs ``x``, or None."""
+    named = {**dict(network.model.named_parameters()), **dict(network.model.named_buffers())}
+    named = {name: tensor.detach() for name, tensor in named.items()}
+    few = x[:3].to(next(iter(named.values())).device, copy=True)
+    return trace(lambda batch: network.call(named, batch), named, few)
+
+
+def of_chain(network: Network, x: Tensor) -> float | None:
+    """M of a chain of layers, frozen ones not counted; None of other networks."""
+    chain = chain_of_layers(network, x)
+    return None if chain is None else products(network, chain)
+
+
+def products(network: Network, chain: list[LayerSpec]) -> float:
+    """M of these layers."""
+    trained = network.trainable()
+    weights = sum(p.numel() for p in trained.values())
+    positions = {s.weight: 1 if s.places is None else len(s.places.table) for s in chain}
+    products = sum(p.numel() * positions.get(name, 0) for name, p in trained.items())
+    return float(max(weights, products))
+
+
+def counted(problem: Problem, x: Tensor) -> float:
+    """M by the calls of its layers on one row."""
+    params = problem.network.trainable()
+    counts: list[float] = []
+    layers = [m for m in problem.network.model.modules() if not isinstance(m, nn.Embedding)]
+    hooks = [m.register_forward_hook(lambda *call: counts.append(_of_call(*call))) for m in layers]
+    try:
+        with torch.no_grad():
+            problem.network.call(params, x[:1].to(problem.device).clone())
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return sum(counts)
+
+
+def _of_call(module: nn.Module, inputs: Any, output: Any) -> float:
+    """Multiply-adds of a layer's call: the sizes of its matrices times its positions (pixels)."""
+    matrices = [p for p in module.parameters(recurse=False) if p.ndim > 1]
+    out = output[0] if isinstance(output, tuple) else output
+    if not matrices or not isinstance(out, Tensor):
+        return 0.0
+    positions = out.numel() / out.shape[-1]
+    if isinstance(module, _ConvNd):
+        positions = out.numel() / module.out_channels
+        if module.transposed:
+            positions = inputs[0].numel() / module.in_channels
+    elif positions > 1:
+        return sum(max(SMALLEST, p.numel()) for p in matrices) * positions
+    return sum(p.numel() for p in matrices) * positions

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from natural_langevin import likelihoods, priors, slt
+from natural_langevin import dynamics, likelihoods, priors, slt
 from natural_langevin.slt.epochs import share_of_epochs
 
 LIKELIHOOD = likelihoods.Gaussian(sigma=1.0)
@@ -248,3 +248,31 @@ def test_a_second_run_measures_what_minibatches_have_added(monkeypatch: pytest.M
     timed = slt.llc(model, LIKELIHOOD, (x, y), batch_size=40, seconds=0.3, seed=1)
     assert timed.posterior.plan is not None
     assert timed.posterior.plan.friction == pytest.approx(0.1)  # the seconds are spent
+
+
+OWN = {
+    "step size": {"step_size": 0.05},
+    "underdamped": {"dynamics": dynamics.Underdamped(0.3), "step_size": 0.05},
+    "overdamped": {"recipe": "paper", "step_size": 0.05},
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_steps_and_dynamics_of_ones_own_have_the_closed_form(name: str) -> None:
+    problem, beta = regression(), 1 / math.log(400)
+    data = problem.x, problem.y
+    found = slt.llc(
+        problem.model, LIKELIHOOD, data, prior=problem.prior, steps=1500, seed=1, **OWN[name]
+    )
+    exact = 400 * beta * (problem.expected_loss(beta) - float(problem.loss(problem.centre)))
+    print(found, exact)
+    assert found.error < 0.3
+    assert abs(found.value - exact) < 4 * found.error
+    assert found.posterior.config["burn_in"] == 500
+
+
+def test_no_step_size_is_chosen_by_rows_that_are_best_predicted_at_the_start() -> None:
+    problem = regression(n=100, d=2)
+    for own in ({"dynamics": dynamics.Underdamped(0.3)}, {"recipe": "paper"}):
+        with pytest.raises(ValueError, match="step_size of your own"):
+            slt.llc(problem.model, LIKELIHOOD, (problem.x, problem.y), steps=100, **own)

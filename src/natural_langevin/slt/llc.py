@@ -86,7 +86,8 @@ def llc(
         draws: most draws of a chain that are kept, each of which is evaluated on all data.
         keep_losses: keeps the loss of every datum at every draw (``influence`` needs none of it).
         options: those of ``Langevin``, such as ``seed``, ``device``, ``step_size``,
-            ``preconditioner``, ``dynamics``.
+            ``preconditioner``, ``dynamics`` (with a ``step_size``; a third of ``steps`` is then
+            the burn-in).
 
     >>> from natural_langevin import likelihoods
     >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
@@ -131,6 +132,20 @@ def check(likelihood: Likelihood, model: Any, baseline: str) -> None:
             )
 
 
+def refuse_search(
+    *, dynamics: Any = None, step_size: Any = "auto", recipe: Any = "auto", **_: Any
+) -> None:
+    """Refuses dynamics whose step size held-out rows would choose: at a power of the likelihood
+    they predict best where chains stay at w*."""
+    if isinstance(step_size, str) and not getattr(dynamics, "tunes", False):
+        what = f"recipe={recipe!r}" if dynamics is None else f"dynamics={dynamics!r}"
+        raise ValueError(
+            f"with {what} a learning coefficient needs a step_size of your own, got "
+            f"{step_size!r}: give the one that the usual dynamics find, "
+            "slt.llc(...).posterior.plan.step_size, or leave the dynamics open"
+        )
+
+
 class Run(NamedTuple):
     """A sampler, its posterior, and the same sampler with another start."""
 
@@ -164,10 +179,13 @@ def run(
     if power is None:
         power = 1 / math.log(max(count, 3.0))
     around = localised(weights, gamma=gamma) if prior is None else prior
+    options = {"mean_rate": None, "recipe": "auto"} | options
+    if options.get("dynamics") is not None or options["recipe"] == "paper":
+        refuse_search(**options)
+        burn_in = steps // 3 if burn_in is None and steps is not None else burn_in
     starting_at = partial(
-        Langevin, model, likelihood, prior=around, likelihood_power=power, chains=chains,
-        **{"mean_rate": None} | options,
-    )  # fmt: skip
+        Langevin, model, likelihood, prior=around, likelihood_power=power, chains=chains, **options
+    )
     sampler = starting_at(init=weights)
     if batch_size is None and not isinstance(data, DataLoader):
         batch_size = usual_batch(int(count))
@@ -238,11 +256,13 @@ def with_more_friction(
 
 
 class Draws(NamedTuple):
-    """The healthy chains, and of every draw of theirs, (chain, draw), mean loss and ln alpha."""
+    """The healthy chains, and of every draw of theirs, (chain, draw), mean loss and ln alpha; the
+    step size, where it is one number."""
 
     chains: list[int]
     loss: Tensor
     log_prior: Tensor
+    step_size: float | None
 
     def rows(self, chains: list[int]) -> Tensor:
         """Where these chains are, as far as they are healthy."""
@@ -251,10 +271,12 @@ class Draws(NamedTuple):
     @classmethod
     def of(cls, sampler: Langevin, posterior: Posterior, data: Any) -> Draws:
         """Those of a posterior, on all data."""
-        healthy = posterior.healthy
+        healthy, chosen = posterior.healthy, (posterior.config.get("recipe") or {})
+        size = chosen.get("step_size") or sampler.step_size
         return cls(
-            healthy, losses.of_draws(sampler, posterior, data), log_prior(posterior, healthy)
-        )
+            healthy, losses.of_draws(sampler, posterior, data), log_prior(posterior, healthy),
+            size if isinstance(size, float) else None,
+        )  # fmt: skip
 
 
 def summarised(
@@ -282,7 +304,7 @@ def summarised(
     value, error = mean_and_error(trace)
     weights = sum(p[0].numel() for p in posterior.last.values())
     if warmer is None:
-        hot, unsure = _minibatch_bias(config, value, weights), UNSURE
+        hot, unsure = _minibatch_bias(config, value, weights, draws.step_size), UNSURE
     else:
         unsure = MEASURED
         before, its_error = mean_and_error(trace_of(warmer))
@@ -306,17 +328,18 @@ def summarised(
     )
 
 
-def _minibatch_bias(config: Mapping[str, Any], value: float, weights: int) -> float:
+def _minibatch_bias(
+    config: Mapping[str, Any], value: float, weights: int, step_size: float | None
+) -> float:
     """What minibatches have added, by what the run measured of them; 0 with all data in each."""
     heat = (config.get("effective_temperature") or {}).get("minibatch")
     minibatches = float(config["num_data"]) / float(config["batch_size"])
     if not heat or minibatches <= 1:
         return 0.0
-    chosen = config.get("recipe") or {}
     return epochs.bias(
         value, weights=weights, heat=float(heat), minibatches=minibatches,
-        step_size=chosen.get("step_size", 0.0), steepest=chosen.get("curvature"),
-        shuffled=bool(chosen) and not config.get("shared_batches"),
+        step_size=step_size or 0.0, steepest=(config.get("recipe") or {}).get("curvature"),
+        shuffled=step_size is not None and not config.get("shared_batches"),
     )  # fmt: skip
 
 

@@ -6,8 +6,9 @@
 ``digits`` is one round of docs/recipes/active_learning.md, 40 labels and then 20 more, by rule and
 by how long the posterior was sampled. ``mnist`` is the protocol of batchbald_redux: two labels of
 every class, then five at a time, with its network of two convolutions; once with its dropout
-(Adam, 384 minibatches of 64 from new weights in every round, 100 masks), once without dropout and
-with the posterior of its weights. Both choose by BatchBALD among the same images.
+(Adam, 384 minibatches of 64 from new weights in every round, 128 masks), once without dropout and
+with the posterior of its weights under the recipe's prior, and once with the posterior under priors
+around eight networks that Adam has trained as long. All choose by BatchBALD among the same images.
 """
 
 from __future__ import annotations
@@ -25,7 +26,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from natural_langevin import Langevin, data, likelihoods, metrics, models, preconditioners, priors
+from lab.rivals.many import Many, of
+from lab.rivals.methods import adamw
+from natural_langevin import (
+    Langevin,
+    Posterior,
+    data,
+    likelihoods,
+    metrics,
+    models,
+    preconditioners,
+    priors,
+)
 from natural_langevin.cli.experiments.origin import origin
 
 # Digits -------------------------------------------------------------------------------------------
@@ -107,7 +119,12 @@ def digits_round(seed: int) -> list[dict[str, Any]]:
 # MNIST --------------------------------------------------------------------------------------------
 
 POOL, NETWORKS, GOAL, MOST, FIVE = 20_000, 128, 0.95, 250, 5
-WAYS = ("posterior, batch bald", "dropout, batch bald", "posterior, random")
+WAYS = (
+    "posterior, batch bald", "dropout, batch bald", "around trained, batch bald",
+    "posterior, random",
+)  # fmt: skip
+#: Of the prior around a trained network, in units of its tensors' mean squares.
+AROUND = 0.01
 
 
 class Convolutions(nn.Module):
@@ -174,11 +191,33 @@ def by_posterior(x: Tensor, y: Tensor, seed: int, steps: int) -> Callable[[Tenso
     torch.manual_seed(seed)
     sampler = Langevin(Convolutions(), likelihoods.Categorical(), chains=8, seed=seed,
                        device=x.device)  # fmt: skip
-    posterior = sampler.sample((x, y), steps, keep=NETWORKS // 8, progress=False)
+    return predictor(sampler.sample((x, y), steps, keep=NETWORKS // 8, progress=False))
+
+
+def around_trained(
+    x: Tensor, y: Tensor, seed: int, steps: int, variance: float = AROUND
+) -> Callable[[Tensor], Tensor]:
+    """The posterior under a prior around each of eight networks that Adam has trained."""
+    many = Many(Convolutions, (x, y), count=8, seed=seed)
+    step = many.started(lambda: adamw(many, decay=0.0), 64)
+    for _ in range(4096 * 6 // 64 - 24):  # 24 were taken to begin with
+        step()
+    trained = [of(many.copy(), k) for k in range(8)]
+    sizes = {name: variance * v.flatten(1).square().mean(1) for name, v in many.weights.items()}
+    sampler = Langevin(
+        Convolutions(), likelihoods.Categorical(), prior=priors.around(trained, variance=sizes),
+        init=trained, chains=8, seed=seed, device=x.device,
+    )  # fmt: skip
+    found = sampler.sample((x, y), steps, keep=NETWORKS // 8, progress=False)
+    return predictor(found, chains="all")
+
+
+def predictor(posterior: Posterior, **options: Any) -> Callable[[Tensor], Tensor]:
+    """Images -> class probabilities (network, image, class), not calibrated."""
 
     def predict(images: Tensor) -> Tensor:
         parts = images.split(10_000)
-        found = [posterior.predict(part, calibrated=False).samples for part in parts]
+        found = [posterior.predict(part, calibrated=False, **options).samples for part in parts]
         return torch.cat([f for f in found if f is not None], 1)
 
     return predict
@@ -205,6 +244,8 @@ def mnist_run(
     while True:
         if way.startswith("dropout"):
             predict = by_dropout(x[labelled], y[labelled], seed)
+        elif way.startswith("around"):
+            predict = around_trained(x[labelled], y[labelled], seed, steps)
         else:
             predict = by_posterior(x[labelled], y[labelled], seed, steps)
         p = predict(test_x).mean(0)

@@ -106,7 +106,13 @@ class Many:
             say(f"not recorded: {str(error).splitlines()[0]}")
             torch.cuda.synchronize()
             return step
-        return graph.replay
+
+        def replay(moved: Callable[[], None] = step) -> None:
+            """``moved`` is held because the graph writes to its moments, which are no outputs: let
+            go, their memory would be given to others."""
+            graph.replay()
+
+        return replay
 
     @torch.no_grad()
     def predict(self, weights: Stack, x: Tensor, rows: int = 500) -> Tensor:

@@ -20,13 +20,14 @@ def resolve(
     parameters: Iterable[str] | Mapping[str, Tensor],
     chains: int,
     *,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = None,
 ) -> dict[str, Prior]:
     """The prior of every parameter name. Patterns are fnmatch patterns; the first match wins.
 
     ``parameters``: names, or a mapping from names to tensors, for priors that depend on a tensor's
-    shape (``FanIn``, ``Correlated``, means of every weight). Values per chain and per weight move
-    to ``device`` here, once; means of every weight become (1, *shape) or (chain, *shape).
+    shape (``FanIn``, ``Correlated``, means of every weight). Tensors of a prior move to ``device``
+    here, once (None: to their parameter's); means of every weight become (1, *shape) or
+    (chain, *shape).
 
     >>> from natural_langevin.priors import Flat, Gaussian
     >>> rules = {"*.bias": Gaussian(1.0), "*": Flat()}
@@ -46,10 +47,6 @@ def resolve(
             raise ValueError(
                 f"prior pattern {pattern!r} matches no parameter; the names are {names}"
             )
-        on_device = {
-            k: v.to(device) for k, v in one.chain_values().items() if isinstance(v, Tensor)
-        }
-        patterns[pattern] = dataclasses.replace(one, **on_device) if on_device else one  # type: ignore[type-var]
     resolved = {}
     for name in names:
         match = next((p for pattern, p in patterns.items() if fnmatchcase(name, pattern)), None)
@@ -59,8 +56,18 @@ def resolve(
                 'add a last pattern "*"'
             )
         known = parameters[name] if isinstance(parameters, Mapping) else None
-        resolved[name] = _with_placed_mean(name, match.for_tensor(known), known, chains)
+        if known is not None and device is not None and known.device != torch.device(device):
+            known = torch.empty_like(known, device=device)  # its shape and place are what counts
+        moved = _moved(match, device if known is None else known.device)
+        resolved[name] = _with_placed_mean(name, moved.for_tensor(known), known, chains)
     return resolved
+
+
+def _moved(prior: Prior, device: torch.device | str | None) -> Prior:
+    """The prior with its values per chain and per weight on a device; None: as they are."""
+    values = prior.chain_values().items()
+    moved = {k: v.to(device) for k, v in values if isinstance(v, Tensor)}
+    return dataclasses.replace(prior, **moved) if moved else prior  # type: ignore[type-var]
 
 
 def chainwise(prior: Prior) -> dict[str, Tensor]:

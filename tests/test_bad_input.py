@@ -140,10 +140,10 @@ DATA: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
         lambda: sample((X, Y), batch_size=0), ValueError, ["batch_size", "1 and", "got 0"]),
     "arrays of text": (
         lambda: sample((X.numpy().astype(str), Y.numpy())),
-        TypeError, ["ndarray", "number its classes"]),
+        TypeError, ["ndarray", "encode its classes"]),
     "a list of words": (
         lambda: sample((X, ["red", "blue"] * 20)),
-        TypeError, ["list of texts", "number its classes", "numpy.unique(y, return_inverse=True)"]),
+        TypeError, ["list of texts", "encode its classes", "numpy.unique(y, return_inverse=True)"]),
     "classes of pixels on torch's axis": (
         lambda: sample((torch.rand(40, 1, 5, 6), torch.zeros(40, 5, 6).long()),
                        model=nn.Conv2d(1, 3, 1)),
@@ -225,7 +225,7 @@ CONSTRUCTION: dict[str, tuple[Callable[[], object], type[Exception], list[str]]]
         lambda: construct(device="gpu"), ValueError, ["device", "'gpu'", 'is "cuda"']),
     "a device that is not here": (
         lambda: construct(device=missing_device()),
-        ValueError, ["device", "cannot be had here", 'device="cpu"']),
+        ValueError, ["device", "is not available here", 'device="cpu"']),
     "compile": (
         lambda: construct(compile="yes"),
         ValueError, ["compile", "'yes'", 'True, False or "auto"']),

@@ -123,7 +123,7 @@ def test_number_of_data(network: nn.Module, classes: Data) -> None:
     with pytest.raises(ValueError, match=r"no length: give Langevin\(\.\.\., num_data=N\)"):
         num_data(endless)
     sampler = make(network)
-    with pytest.raises(ValueError, match=r"step\(\) cannot see.*num_data=N"):
+    with pytest.raises(ValueError, match=r"step\(\) cannot know.*num_data=N"):
         sampler.step(sampler.init(), classes)
 
 

@@ -64,7 +64,7 @@ def cifar10(data_dir: str | os.PathLike[str] | None = None, *, download: bool = 
                 continue
             return _dataset(cache, f"CIFAR-10 from {origin} (now in the cache {cache})")
     raise DataUnavailableError(
-        "CIFAR-10 could not be had. Tried:\n" + "".join(f"  - {place}\n" for place in tried)
+        "CIFAR-10 is not available. Tried:\n" + "".join(f"  - {place}\n" for place in tried)
         + f"Remedy: put {', '.join(FILES)} into a folder and name it with "
         f"{locate.DATA_VARIABLE}=FOLDER, --data FOLDER or data_dir=FOLDER."
     )  # fmt: skip

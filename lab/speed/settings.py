@@ -82,7 +82,7 @@ def _device(name: str) -> str:
     if found.type not in BLOCK_SECONDS:
         raise BenchError(f"the benchmark knows cpu and cuda, got {name!r}")
     if found.type == "cuda" and not torch.cuda.is_available():
-        raise BenchError(f"no CUDA device here, so --device {name} cannot be had: use --device cpu")
+        raise BenchError(f"no CUDA device was found for --device {name}: use --device cpu")
     return name
 
 

@@ -1,4 +1,4 @@
-"""``Langevin``: the sampler a user holds. Checks arguments, runs the engine, keeps samples."""
+"""``Langevin``, the sampler: it checks arguments, runs the chains and returns their posterior."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ log = logging.getLogger("natural_langevin")
 
 
 class Langevin:
-    """Natural Langevin dynamics on a network's weights: Algorithm 1 is in ``dynamics.overdamped``.
+    """Samples the weights of a network from their posterior, by natural Langevin dynamics.
 
     >>> net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3))
     >>> x, y = torch.rand(64, 2), torch.arange(64) % 3
@@ -109,23 +109,23 @@ class Langevin:
             prior: One of ``priors``, or a dictionary from name patterns to priors, in which the
                 first match wins. None: N(0, 2 s / fan_in), its scale s chosen on held-out rows.
             preconditioner: The metric, one of ``preconditioners``. None: ``QuasiDiagonalFisher()``;
-                of at most 40 weights the full Fisher matrix, or its blocks by unit.
+                with at most 40 weights the full Fisher matrix, or its blocks by unit.
             step_size: eta, on SGD's scale: a number, one value per chain, a schedule, or "auto".
             dynamics: How chains move, one of ``dynamics``. None: underdamped, BAOAB.
             temperature: T, a number or one value per chain. 1 is the posterior.
             likelihood_power: beta in pi(theta) ~ [alpha(theta) prod_n p(y_n | x_n)^beta]^(1/T),
                 above 0, a number or one value per chain: N rows count as beta N.
             chains: How many chains are advanced together. None: as many as ``init`` lists, or four;
-                more where ``seconds`` has time for more steps than they gain by.
+                more where ``seconds`` allows more steps than four chains profit from.
             num_data: N, the number of training rows. None: taken from the data.
             init: "model", "fan_in", "prior", or weights: a state dict {name: (*shape)} or {name:
                 (chain, *shape)}, or a list of modules or state dicts, one per chain. None: at the
                 model if it has learned something, otherwise at random.
             mean_rate: mu_t of the running mean. None: ``posterior.mean`` is the mean of the draws.
-            seed: Of everything random.
+            seed: Seed of all random numbers.
             device: Where the run takes place. None: the model's device.
-            compile: "auto": the fastest engine that takes the run (C on a CPU, Triton kernels and a
-                CUDA graph on a GPU). True: ``torch.compile``. False: eager.
+            compile: "auto": the fastest engine that supports the run (C on a CPU, Triton kernels
+                and a CUDA graph on a GPU). True: ``torch.compile``. False: eager.
             microbatch: Evaluate minibatches in pieces of at most so many rows: less memory, same
                 result.
             autocast: ``torch.bfloat16`` or ``torch.float16`` for the forward pass.
@@ -136,12 +136,12 @@ class Langevin:
             parallel: Under ``torchrun``, how chains and minibatches are spread: "auto", a
                 ``distributed.Layout``, a device mesh, or None, every process for itself. ``chains``
                 and values per chain are always those of all processes.
-            recipe: Which constants fill what is open. "auto": those of
-                ``recipe.settings.Settings``, or a ``Settings`` of your own. "paper": Algorithm 1
-                with QDOP and the prior N(0, 0.1), starting at the model, every iterate kept. None:
-                "paper" with a step size or dynamics of your own, "auto" otherwise.
-            calibrate: Whether the rows that are held out for the prior also correct how sure
-                predictions are. Draws are the same either way.
+            recipe: The rules that choose every option that is not given. "auto": those of
+                ``recipe.settings.Settings``, or your own ``Settings``. "paper": Algorithm 1 with
+                QDOP and the prior N(0, 0.1), starting at the model, every iterate kept. None:
+                "paper" if a step size or dynamics is given, "auto" otherwise.
+            calibrate: Whether the rows held out to choose the prior also calibrate the predictions.
+                The draws are the same either way.
         """
         if chains is None and isinstance(init, list | tuple):
             chains = len(init)
@@ -315,14 +315,14 @@ class Langevin:
             likelihood: As for ``Langevin``.
             parameters: Which weights are sampled: "last" (the last layer), "all", "adapters" (those
                 that the peft package has added), or patterns of names ("*.bias", "head.*"). All
-                others stay as trained, and what precedes the first sampled layer is computed once
-                per row.
-            held_out: Rows (x, y) that the network was not trained on; they choose the prior's
-                scale. On them predictions are never worse than the network's own: where those of
-                the posterior are, the network's have weight beside them, and the log and
-                ``posterior.config["trained_share"]`` say so. None: the prior's variance is that of
-                the trained weights if others stay fixed, and nothing is compared: on rows that the
-                network has learned from it looks better than it is.
+                others stay as trained, and the layers before the first sampled one are computed
+                once per row.
+            held_out: Rows (x, y) that the network was not trained on; they select the prior's
+                scale. On them predictions are never worse than those of the trained network: if the
+                posterior's are, the network is mixed in, with the weight
+                ``posterior.config["trained_share"]``, which is logged. None: if some weights stay
+                fixed, the prior's variance is that of the trained weights; the two are not
+                compared, because on its training rows the network looks better than it is.
             options: Those of ``Langevin``. ``prior="anchored"`` is N(w*, s^2) around the trained
                 weights w*, s^2 the mean square of each tensor.
 
@@ -344,7 +344,7 @@ class Langevin:
         sampler = cls(network, likelihood, **options)
         if held_out is None:
             log.info(
-                "whether predictions are better than the network's own is not known: give "
+                "predictions were not compared with those of the trained network: give "
                 "held_out=(x, y), rows that it has not seen"
             )
         else:
@@ -365,14 +365,13 @@ class Langevin:
         chain_axis: bool = False,
         burn_in: int = 0,
     ) -> tuple[State, Info]:
-        """One update of all chains; returns the new state and what a reader wants to know of the
-        step.
+        """Updates all chains once; returns the new state and an ``Info`` about the step.
 
         Args:
-            state: What ``init`` or the step before returned.
+            state: The state that ``init`` or the previous ``step`` returned.
             batch: (x, y), shared by all chains.
             chain_axis: The batch has a chain axis in front: (chain, B, ...).
-            burn_in: That of the run which the step belongs to. From there on a metric with
+            burn_in: Burn-in of the run that the step belongs to. After it a metric with
                 ``adapt="burn-in"`` is frozen; 0: it follows every batch.
 
         The first batch is checked like the data of ``sample``; of later ones shape, finiteness and
@@ -412,37 +411,39 @@ class Langevin:
         """Runs the chains and returns their posterior.
 
         Iterate k is the weights after k updates; k = burn_in + thin, burn_in + 2 thin, ... are
-        kept, (steps - burn_in) // thin in all. What is None is decided by the recipe; with a step
-        size of your own, ``steps`` is needed, the minibatch is 100 and every iterate is kept.
+        kept, (steps - burn_in) // thin in all. Arguments that are None are chosen by the recipe.
+        With a given step size, ``steps`` is required, a minibatch has 100 rows and every iterate is
+        kept.
 
         Args:
             data: (x, y) tensors, arrays or frames; y alone (unsupervised); a TensorDataset; or a
-                DataLoader, whose own batch size counts. Every chain gets an order of its own if the
-                dataset can be indexed.
+                DataLoader, whose batch size is used. Every chain has its own order of the rows if
+                the dataset can be indexed.
             steps: Updates of every chain.
-            seconds: What the whole call may take, search included, as far as possible. Not
-                reproducible.
+            seconds: Time limit of the whole call, search included; kept approximately. The result
+                is not reproducible.
             until: "ess:400" ends the run when the effective sample size of its predictions is 400;
                 ``steps`` and ``seconds`` are then upper limits.
             batch_size: Rows of a minibatch.
             burn_in: Updates before the first draw.
             thin: Updates from one draw to the next.
-            keep: At most so many draws of every chain, by doubling ``thin`` as often as needed.
+            keep: The most draws kept of every chain; ``thin`` is doubled as often as needed.
             store: Where draws are stored: "device", "cpu", or a folder, to which each is written as
                 it is drawn; or a URL of fsspec, "s3://bucket/name", to which they are sent with
                 every checkpoint and at the end.
-            sample_dtype: ``torch.bfloat16`` or ``torch.float16`` halves what a float32 draw takes.
+            sample_dtype: ``torch.bfloat16`` or ``torch.float16`` halves the memory of a float32
+                draw.
             checkpoint: A folder or URL. The run is written there, and continues from there with the
                 same bits if it holds a checkpoint of the same run; with more ``steps``, beyond its
                 end.
             every: Steps between checkpoints; None: about a minute.
             callback: Called with a ``run.look.Look`` every 50 steps, more often if the run may end
                 early.
-            exchange: Every so many steps chains of neighbouring ``temperature`` or
-                ``likelihood_power`` propose to swap their weights. Predictions use those at
-                temperature and power 1.
-            plan: What ``plan`` returned, perhaps changed: exactly this is run. Arguments given
-                beside it replace its own.
+            exchange: Parallel tempering: every so many steps, chains of neighbouring
+                ``temperature`` or ``likelihood_power`` propose to swap their weights. Predictions
+                use the chains at temperature and power 1.
+            plan: A plan that ``plan`` returned, changed or not: exactly this is run. Other
+                arguments given here replace its values.
             partial: Whether Ctrl-C without a checkpoint returns the draws kept so far, or raises.
             progress: Show a progress bar.
         """
@@ -491,12 +492,12 @@ class Langevin:
         keep: int | None = None,
         exchange: int | None = None,
     ) -> Plan:
-        """Everything that ``sample`` with the same arguments would do, decided and not done.
+        """Decides everything that ``sample`` with the same arguments would do, without running it.
 
-        It runs the search for what is left open (a pilot for the step size, trials of the prior's
-        scale) and nothing else. ``print(plan)`` is a table with a reason for every line;
-        ``plan.to_json()`` and ``Plan.from_json`` keep it; ``dataclasses.replace`` changes it; and
-        ``sample(data, plan=plan)`` runs exactly it.
+        Only the search for options that are not given is run: a pilot for the step size, trials of
+        the prior's scale. ``print(plan)`` is a table with a reason for every line;
+        ``plan.to_json()`` and ``Plan.from_json`` store and restore it; ``dataclasses.replace``
+        changes it; and ``sample(data, plan=plan)`` runs exactly it.
 
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
         >>> x = torch.rand(64, 2)
@@ -548,7 +549,7 @@ class Langevin:
     ) -> SearchResult:
         """The step size that short runs choose for one of ``steps`` steps (``recipe.step_size``).
 
-        ``splits``: how many folds are held out in turn; scores are averaged. None: enough."""
+        ``splits``: the number of folds held out in turn; scores are averaged. None: as needed."""
         refuse_loader(data)
         with self._own_network() as motion:
             motion = motion.on(motion.problem.on(data))
@@ -560,7 +561,8 @@ class Langevin:
         self, data: Any, *, posterior: Posterior | None = None, steps: int = 50,
         batch_size: int | None = None, plan: Plan | None = None,
     ) -> Kinetic:  # fmt: skip
-        """Whether the noise of a step fits its drift (see ``diagnostics.kinetic``): 1 is right.
+        """The temperature implied by noise and drift of single steps (see ``diagnostics.kinetic``);
+        1 is right.
 
         ``steps`` steps are taken on ``data`` from where ``posterior`` ended, with the step size and
         the batch size of its plan, or from the start, with those of ``plan`` or chosen now.
@@ -588,8 +590,8 @@ class Langevin:
         """Everything ``sample`` does before its first step: an engine on this data, and a state.
 
         Where the sampler's step size is "auto" and none is given, it is that of ``plan``, or is
-        chosen now; the batch size likewise, otherwise 100 or all. The metric stands still from step
-        ``burn_in`` on with ``adapt="burn-in"``; without burn-in it never does."""
+        chosen now; the batch size likewise, otherwise 100 or all. With ``adapt="burn-in"`` the
+        metric is frozen from step ``burn_in`` on; without burn-in it is never frozen."""
         return self._prepared(self.motion, data, steps, batch_size, step_size, burn_in, plan)
 
     def _prepared(
@@ -627,8 +629,8 @@ class Langevin:
 
         n the rows of ``data``, N = n unless ``num_data`` says otherwise, beta the power of the
         likelihood. ``weights``: {name: (*shape)} of all sampled parameters, for a number; with a
-        leading axis, for one each. Prior and beta are the first chain's; where the prior's scale
-        was left open, it is that of ``plan`` (``posterior.plan``), or the default's. It can be
+        leading axis, for one each. Prior and beta are the first chain's; if the prior's scale was
+        not given, it is that of ``plan`` (``posterior.plan``), or the default's. The result can be
         differentiated."""
         problem = self.problem.on(data)
         if plan is not None:
@@ -637,8 +639,8 @@ class Langevin:
                 problem = standard_units.in_units(problem, plan.units)
         elif self.given.scale_open and self._has_units(problem):
             raise ValueError(
-                "these data are of a size that sample() puts into standard units, which a run "
-                "chooses: give plan=posterior.plan, or ask posterior.log_density(data)"
+                "sample() would rescale these data to standard units, which the run chooses: "
+                "give plan=posterior.plan, or use posterior.log_density(data)"
             )
         return density.of_problem(problem, weights)
 

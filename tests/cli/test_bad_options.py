@@ -67,4 +67,4 @@ def test_places_for_predictions_that_are_none() -> None:
         result = cli.invoke(app, ["predict", "run", "flats.csv", *place.split()])
         assert result.exit_code == 2
         assert said in result.output
-        assert "make room" not in result.output
+        assert "free space" not in result.output

@@ -35,7 +35,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     assert "Traceback" not in said
     assert f"natural-langevin train {table}" in said
     assert "--resume" in said
-    assert "run the same again" not in said
+    assert "run the same command again" not in said
     assert not (out / "quality.json").exists()
 
     assert run(*words, "--out", out, "--resume").exit_code == 0

@@ -143,12 +143,12 @@ def test_the_input_is_never_the_output(classes, tmp_path, way):
     else:
         out.hardlink_to(table)
     for words in (("predict", classes, table, "--out"), ("evaluate", classes, table, "--json")):
-        assert "would be destroyed: give another name" in one_line(run(*words, out))
+        assert "would be overwritten: give another name" in one_line(run(*words, out))
     assert table.read_bytes() == before
-    assert "would be destroyed" in one_line(
+    assert "would be overwritten" in one_line(
         run("predict", classes, table, "--out", classes / "run.json")
     )
-    assert "would be destroyed" in one_line(
+    assert "would be overwritten" in one_line(
         run("report", classes, "--out", classes / "quality.json")
     )
     assert run("report", classes, "--out", tmp_path / "report.html").exit_code == 0

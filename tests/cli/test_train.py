@@ -131,7 +131,7 @@ def test_it_learns_from_the_rows_held_out_once_they_have_scored_it(tmp_path):
 def test_digits_and_arrays_need_no_target(tmp_path):
     result = run("train", "digits", "--out", tmp_path / "d", *SMALL, "--steps", "20")
     assert result.exit_code == 0, result.output
-    assert "1,437 rows to learn 'y' from, 360 of its own to test it" in result.output
+    assert "1,437 rows to learn 'y' from, 360 separate rows to test it" in result.output
     assert "as they are" in result.output
     rng = np.random.default_rng(0)
     x = rng.normal(size=(50, 2, 2))

@@ -333,7 +333,7 @@ def test_the_error_lists_every_place_and_the_remedy(
     with pytest.raises(DataUnavailableError) as caught:
         images.mnist(tmp_path / "mine")
     message = str(caught.value)
-    assert message.startswith("MNIST could not be had. Tried:")
+    assert message.startswith("MNIST is not available. Tried:")
     assert f"data_dir = {tmp_path / 'mine'}: holds no MNIST files" in message
     assert f"cache {cache}: holds no MNIST files" in message
     assert f"http://127.0.0.1:9/a/{IMAGES}.gz: " in message
@@ -394,7 +394,7 @@ def test_auto_is_digits_otherwise_and_says_so(
     with caplog.at_level(logging.INFO, logger="natural_langevin"):
         dataset = catalog.load("auto", download=False)
     assert dataset.name == "digits"
-    assert "MNIST could not be had" in dataset.source
+    assert "MNIST is not available" in dataset.source
     assert "using digits instead of MNIST" in caplog.text
 
 

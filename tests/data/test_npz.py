@@ -146,7 +146,7 @@ def test_other_broken_archives_are_refused_with_a_remedy(tmp_path):
     archive(path, {"z.npy": npy("")})
     assert "it holds z" in refusal(path)
     archive(path, {"x.npy": b"not an array"})
-    assert "no .npy" in refusal(path)
+    assert "not a .npy" in refusal(path)
     archive(path, {"x.npy": npy("{}", b"")}, zipfile.ZIP_BZIP2)
     assert "np.savez" in refusal(path)
     with (

@@ -213,7 +213,7 @@ def test_whole_numbers_are_targets_of_a_regression_too() -> None:
             lambda x, i, y: (pd.DataFrame({"a": ["u"] * 60, "b": x[:, 0]}), y),
             r"\['a'\] hold no num",
         ),
-        (lambda x, i, y: (x, pd.Series(["u", "v"] * 30)), "number its classes"),
+        (lambda x, i, y: (x, pd.Series(["u", "v"] * 30)), "encode its classes"),
         (lambda x, i, y: {"x": x, "index": i}, "needs its targets under one of"),
         (lambda x, i, y: ((x, i[:10]), y), "same number of samples"),
         (lambda x, i, y: ((x, i + 2**25), y), "beyond 16777216"),

@@ -99,7 +99,7 @@ def test_beyond_the_rows_is_looked_at_too() -> None:
     assert "corners (input 1, x = [1.5], output 0), R-hat" in looked.verdicts[0]
     assert "between rows (" not in looked.verdicts[0]
     assert "At the inputs given they agree" in looked.verdicts[0]
-    assert "Beyond them, corners: R-hat" in str(looked)
+    assert "Away from the data, corners: R-hat" in str(looked)
 
 
 def test_probes_are_where_they_say() -> None:

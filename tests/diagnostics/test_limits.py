@@ -128,4 +128,4 @@ def test_a_run_is_held_against_half_its_step_size() -> None:
 
 def test_a_metric_that_goes_on_adapting_is_said() -> None:
     (verdict,) = diagnose(normal(4, 200, 3), {}, adapting=True).verdicts
-    assert "went on adapting" in verdict
+    assert "was still adapting" in verdict

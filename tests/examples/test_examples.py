@@ -180,7 +180,7 @@ def test_without_mnist(monkeypatch, capsys):
     module = load("cnn_mnist")
 
     def unavailable():
-        raise module.data.DataUnavailableError("MNIST could not be had.")
+        raise module.data.DataUnavailableError("MNIST is not available.")
 
     monkeypatch.setattr(module.data, "mnist", unavailable)
     found, side = module.load(quick=False)

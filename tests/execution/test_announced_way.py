@@ -15,7 +15,7 @@ from natural_langevin import Langevin, likelihoods, preconditioners
     ("activation", "options", "said"),
     [
         (nn.Tanh, {}, "this way: native"),
-        (nn.Softsign, {}, "does not take this run: a network that is no chain of linear layers"),
+        (nn.Softsign, {}, "does not take this run: a network that is not a chain of linear layers"),
         (nn.Tanh, {"compile": False}, "eager, since compile=False"),
         (
             nn.Tanh,
@@ -46,4 +46,4 @@ def test_a_gpu_that_is_there_and_not_taken(
     sampler = Langevin(network, likelihoods.Categorical(), step_size=1e-3, chains=1)
     with caplog.at_level("INFO", logger="natural_langevin"):
         sampler.sample((x, (x.sum(1) > 0).long()), 2, batch_size=5, progress=False)
-    assert 'on the CPU, where the model is; device="cuda" takes the GPU' in caplog.text
+    assert 'on the CPU, where the model is; device="cuda" uses the GPU' in caplog.text

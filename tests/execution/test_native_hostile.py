@@ -45,7 +45,7 @@ def run(x: Tensor, y: Tensor, change: Any, **options: Any) -> None:
 def test_a_class_that_does_not_exist_stops_the_run_with_its_row(likelihood, label):
     x, y = problem()
     outputs = 3 if isinstance(likelihood, likelihoods.Categorical) else 1
-    with pytest.raises(ValueError, match=f"row {ROW} of the data has a class"):
+    with pytest.raises(ValueError, match=f"row {ROW} of the data has an unknown class"):
         run(x, y, lambda: y.__setitem__(ROW, label), likelihood=likelihood, outputs=outputs)
 
 
@@ -62,7 +62,7 @@ def test_a_thread_that_writes_into_labels_and_inputs_is_found_out():
 
     writer = threading.Thread(target=write)
     try:
-        with pytest.raises(ValueError, match=r"row \d+ of the data has a class"):
+        with pytest.raises(ValueError, match=r"row \d+ of the data has an unknown class"):
             run(x, y, writer.start)
     finally:
         stop.set()

@@ -180,7 +180,7 @@ def test_what_cannot_be_adjusted_is_refused() -> None:
         always.sample((x, y), 20, batch_size=12, burn_in=10, progress=False)
     with pytest.raises(ValueError, match="temperature above 0"):
         sampler(temperature=0.0).sample((x, y), 20, batch_size=12, burn_in=10, progress=False)
-    with pytest.raises(ValueError, match="learns from every batch"):
+    with pytest.raises(ValueError, match="updated from every batch"):
         sampler(likelihood=likelihoods.Gaussian(sigma="rmse")).sample(
             (x, y), 20, batch_size=12, burn_in=10, progress=False
         )

@@ -138,8 +138,8 @@ def refused(match: str, **options: object) -> None:
 
 def test_what_does_not_go_with_them_is_refused_with_the_remedy() -> None:
     refused("num_data / batch_size", control_variates=0)
-    refused("leave one out", clip=1.0)
-    refused("leave one out", dynamics=Overdamped(correct_heat=True))
+    refused("use only one", clip=1.0)
+    refused("use only one", dynamics=Overdamped(correct_heat=True))
     refused("sigma=0.3", likelihood=likelihoods.Gaussian("rmse"))
     found, (x, y) = sampler(1, control_variates=5, num_data=60), data()
     with pytest.raises(ValueError, match=r"step\(\)"):

@@ -41,7 +41,7 @@ def test_law(kind: str, targets: int) -> None:
     outputs = torch.randn(len(y), own.outputs_per_target * targets)
     u = torch.full((len(y), 1), math.log(0.4))
     key = random.stream(random.origin(0, random.LABELS, torch.arange(1)), 0)[0]
-    if given is None:  # widths are outputs: sigma is added to all
+    if given is None:  # predicts the noise levels: sigma is added to all
         given, shifted = likelihoods.HeteroscedasticGaussian(), outputs.clone()
         shifted[:, targets:] += 2 * math.log(0.4)
     else:

@@ -69,7 +69,7 @@ def test_estimates_differ(network: nn.Module, classes: Data) -> None:
 def test_what_cannot_be_scored_is_refused(network: nn.Module, regression: Data) -> None:
     loss = likelihoods.LogLoss(lambda outputs, y: (outputs - y).square().sum(1))
     posterior = disagreeing(network, loss, regression)
-    with pytest.raises(TypeError, match="LogLoss knows no predictive distribution"):
+    with pytest.raises(TypeError, match="LogLoss has no predictive distribution"):
         posterior.evaluate(*regression)
     posterior = disagreeing(network, likelihoods.Gaussian(sigma=0.3), regression)
     with pytest.raises(ValueError, match="they must agree"):

@@ -136,7 +136,7 @@ def test_any_dynamics(moves: dynamics.Integrator, every: int) -> None:
 @pytest.mark.parametrize(
     ("moves", "error"),
     [
-        (dynamics.Underdamped(integrator="ubu"), "moves before it asks for a gradient"),
+        (dynamics.Underdamped(integrator="ubu"), "needs gradients between two steps"),
         (dynamics.Adjusted(), "compares energies"),
         ("baoab", "dynamics must be one of natural_langevin.dynamics"),
     ],

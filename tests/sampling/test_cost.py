@@ -1,4 +1,4 @@
-"""What a step costs, and what follows for networks that only torch's operations serve on a CPU."""
+"""What a step costs, and what follows for networks that only using torch operations on a CPU."""
 
 from __future__ import annotations
 

@@ -251,7 +251,7 @@ def test_a_run_whose_chains_disagree_is_followed(monkeypatch: pytest.MonkeyPatch
         lambda *asked: noise.append((out := prepared(*asked))[1].dynamics.noise) or out,
     )  # fmt: skip
     for whys, before, last, ended in (
-        (["R-hat"] * 3, 400, 1600, "its steps are spent: R-hat"),
+        (["R-hat"] * 3, 400, 1600, "no steps are left: R-hat"),
         (["R-hat", ""], 100, 300, "its chains agree"),
         ([""], 0, 100, "its chains agree"),
     ):
@@ -481,7 +481,7 @@ def test_a_step_size_of_ones_own_is_the_paper() -> None:
     sampler = linear(step_size=1e-3)
     assert isinstance(sampler.dynamics, Overdamped)
     assert isinstance(linear().dynamics, Underdamped)
-    with pytest.raises(ValueError, match="steps is needed"):
+    with pytest.raises(ValueError, match="steps is required"):
         sampler.sample(line())
 
 

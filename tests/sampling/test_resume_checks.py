@@ -33,7 +33,7 @@ def test_a_damaged_newest_never_replaces_the_good_one_before_it(tmp_path, monkey
     newest.write_bytes(b"damaged")
     sample_until(monkeypatch, 3, lambda: small_run.sample(**run))  # from 4, saved after 6
     assert "checkpoint.safetensors cannot be used" in caplog.text
-    assert "going on from the checkpoint before it" in caplog.text
+    assert "continuing from the previous checkpoint" in caplog.text
     assert previous.read_bytes() == good
     newest.write_bytes(b"damaged again")
     assert_same(small_run.sample(), small_run.sample(**run))
@@ -82,14 +82,16 @@ def test_a_loss_whose_body_changed_is_refused_by_name(tmp_path, monkeypatch):
     run_with(tmp_path, scaled_loss)
     same_name = eval("lambda outputs, y: 2 * h(outputs, y)", {"h": _helper})
     same_name.__qualname__ = same_name.__name__ = "scaled_loss"
-    with pytest.raises(CheckpointError, match=r"of other code: \w+ of the likelihood changed"):
+    with pytest.raises(
+        CheckpointError, match=r"made by different code: \w+ of the likelihood changed"
+    ):
         run_with(tmp_path, same_name)
 
     def _helper_changed(outputs, y):
         return 3 * F.cross_entropy(outputs, y, reduction="none")
 
     monkeypatch.setattr(sys.modules[__name__], "_helper", _helper_changed)
-    with pytest.raises(CheckpointError, match="of other code"):
+    with pytest.raises(CheckpointError, match="made by different code"):
         run_with(tmp_path)
 
 
@@ -200,7 +202,7 @@ def test_a_failed_save_says_what_is_true(tmp_path, monkeypatch):
         "natural_langevin._internal.tensorfile.write_tensors",
         lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")),
     )
-    with pytest.raises(WriteError, match=r"no checkpoint before it.*Free some space"):
+    with pytest.raises(WriteError, match=r"no previous checkpoint.*Free some space"):
         saved.save(tree)
     monkeypatch.undo()
     saved.save(tree)
@@ -208,11 +210,11 @@ def test_a_failed_save_says_what_is_true(tmp_path, monkeypatch):
         "natural_langevin._internal.tensorfile.write_tensors",
         lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")),
     )
-    with pytest.raises(WriteError, match=r"before it is intact") as error:
+    with pytest.raises(WriteError, match=r"previous checkpoint is intact") as error:
         saved.save(tree)
     assert "space" not in str(error.value)
     shutil.rmtree(folder)
-    with pytest.raises(WriteError, match="no checkpoint before it"):
+    with pytest.raises(WriteError, match="no previous checkpoint"):
         saved.save(tree)
     saved.close()
 

@@ -279,7 +279,7 @@ def test_a_fresh_sampler_reads_a_posterior_in_its_units() -> None:
     )
     assert heat == pytest.approx(own, rel=1e-4)
     weights = {k: v[0, 0] for k, v in found.samples.items()}
-    with pytest.raises(ValueError, match=r"standard units, which a run.*posterior.log"):
+    with pytest.raises(ValueError, match=r"standard units, which the run.*posterior.log"):
         fresh.log_density(weights, data)
     assert math.isfinite(float(fresh.log_density(weights, data, plan=found.plan)))
     # Data of a usual size, or a prior of one's own, are taken as they are.

@@ -192,7 +192,7 @@ def test_a_best_candidate_at_the_edge_makes_the_grid_longer(monkeypatch, caplog)
     assert "another may be better" in far.reason
     beside = made_up(monkeypatch, lambda eta: -eta, unstable_from=0.1)
     assert len(beside.table) == 8
-    assert "notch below divergence" in beside.reason
+    assert "one step of the grid below divergence" in beside.reason
 
 
 def test_nothing_stable_is_an_error_with_a_remedy():

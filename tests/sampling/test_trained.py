@@ -78,7 +78,7 @@ def test_a_posterior_that_is_worse_than_the_network_gives_it_weight(
     assert posterior.calibrated(False).evaluate(x, y).nll > own + 0.05
     assert posterior.evaluate(x, y).nll < own + 1e-3
     assert 0.5 < posterior.config["trained_share"] <= 1
-    assert "whose own predictions now have the weight" in caplog.text
+    assert "its own predictions are mixed in with weight" in caplog.text
     posterior.save(tmp_path)
     again = Posterior.load(tmp_path, trained.chosen(network, "last"))
     torch.testing.assert_close(again.predict(x).mean, posterior.predict(x).mean)

@@ -107,7 +107,7 @@ def test_nonsense_is_refused_with_the_remedy(nonsense) -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="With until=, steps is the most"):
+    with pytest.raises(ValueError, match="With until=, steps is the upper limit"):
         run(until="ess:100")
     two = small_run.sampler(temperature=torch.tensor([1.0, 0.5]))
     with pytest.raises(ValueError, match="chains of one posterior"):

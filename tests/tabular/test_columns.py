@@ -103,7 +103,11 @@ def test_a_missing_column_is_refused_by_name():
         (["1.234,5", "2.000,0"], [1234.5, 2000], "decimals"),
         (["1,234.5", "2,000"], [1234.5, 2000], "commas are read as thousands"),
         (["1 234", "$2 000"], [1234, 2000], "$ left out ($2 000 is 2000), and others have none"),
-        (["€ 1'234.5", "12 %"], [1234.5, 12], "others differ (12 %): is all in one unit?"),
+        (
+            ["€ 1'234.5", "12 %"],
+            [1234.5, 12],
+            "others differ (12 %): do all values have the same unit?",
+        ),
         (["12 %", "9%"], [12, 9], "% left out (12 % is 12)"),
         (["1,250 EUR", "-950 EUR"], [1250, -950], "EUR left out (1,250 EUR is 1250)"),
         (["-$5", "$7"], [-5, 7], "$ left out (-$5 is -5)"),
@@ -196,7 +200,7 @@ def test_one_value_or_nothing_is_a_category():
 def test_names_of_rows_are_left_out_however_few_there_are():
     features = fitted("id,n,y\n" + "".join(f"C{k},{k * k},{k}\n" for k in range(12)))
     assert features.names == ("n",)
-    assert "another word in every row" in said(features, "id")
+    assert "a different word in every row" in said(features, "id")
 
 
 def test_many_categories_share_an_input():

@@ -238,7 +238,7 @@ def test_intervals_of_counts_are_judged_by_what_they_say():
     found = scores.result()
     assert found["intervals"]["said"] == pytest.approx(exact)
     words = sentences(found | {"rows": 400})
-    assert "and they were said to hold 96 %): as sure as it should be" in words[0]
+    assert "the nominal share is 96 %): as sure as it should be" in words[0]
     assert float(hit.double().mean()) > 0.93
 
 
@@ -492,7 +492,7 @@ def test_digits_with_leading_zeros_are_codes():
     rows = "".join(f"{k:05d};{k % 7};{k}\n" for k in range(99))
     features = fit_features(table(f"x;z;y\n{rows}"), targets=("y",))
     assert features.names == ("z",)
-    assert "another in every row, an identifier: left out" in features.notices[0]
+    assert "different in every row, so an identifier: left out" in features.notices[0]
 
 
 def test_classes_keep_their_leading_zeros():

@@ -82,7 +82,7 @@ def check_model(saved: dict[str, Any], model: nn.Module) -> None:
             missing, extra = sorted(set(there) - set(ours)), sorted(set(ours) - set(there))
             raise StorageError(
                 f"the posterior and the model have different {kind}: the model lacks "
-                f"{missing[:4]} and has besides {extra[:4]}"
+                f"{missing[:4]} and also has {extra[:4]}"
             )
     for name, ours in here["sampled"].items():
         if saved["sampled"][name] != ours:
@@ -93,8 +93,9 @@ def check_model(saved: dict[str, Any], model: nn.Module) -> None:
     for name, ours in here["fixed"].items():
         if saved["fixed"][name] != ours:
             raise StorageError(
-                f"{name!r} has other values than in the model that was sampled. Frozen parameters "
-                "and buffers are not saved with a posterior: give the model with its own"
+                f"{name!r} differs from its value in the model that was sampled. Frozen "
+                "parameters and buffers are not saved with a posterior: give the model with the "
+                "ones it was sampled with"
             )
     _check_text(saved, here)
 
@@ -108,11 +109,12 @@ def _check_text(saved: dict[str, Any], here: dict[str, Any]) -> None:
     doubt = ""
     if saved["torch"] != here["torch"]:
         doubt = (
-            f". It was saved with torch {saved['torch']!s:.40} and this is {here['torch']}: if the "
-            "two only print the same model differently, load and save it again with the former"
+            f". It was saved with torch {saved['torch']!s:.40} and this is {here['torch']}: if "
+            "only the printed form of the model differs, load and save it again with that "
+            "version"
         )
     raise StorageError(
-        f"the posterior is of another architecture: {there.strip()!r:.80} there, "
+        f"the posterior belongs to another architecture: {there.strip()!r:.80} there, "
         f"{ours.strip()!r:.80} in the model{doubt}"
     )
 

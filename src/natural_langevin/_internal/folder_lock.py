@@ -202,7 +202,7 @@ def _describe_owner(path: Path) -> str:
     return (
         f"{who} on {owner.get('host')!s:.80} has been {owner.get('purpose')!s:.80} there since "
         f"{owner.get('since')!s:.40}. Wait until it is done or end it, or use another folder; if "
-        f"there is no such process any more, remove {path}"
+        f"that process no longer exists, remove {path}"
     )
 
 

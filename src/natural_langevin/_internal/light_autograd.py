@@ -74,7 +74,7 @@ def _tried() -> Functions:
         found = copies()
         try_out(found)
     except Exception as error:
-        log.debug("torch's own autograd serves, which loads more: %s", error)
+        log.debug("using torch.autograd, which imports more modules: %s", error)
         return TORCHS
     return found
 

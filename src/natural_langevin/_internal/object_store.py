@@ -101,7 +101,7 @@ class ObjectFolder:
             with self._guard, self._reaching():
                 self._put(self._files, owned=False)
         except StorageError as error:
-            log.warning("%s is not released: %s", self.url, error)
+            log.warning("could not release %s: %s", self.url, error)
 
     def __enter__(self) -> ObjectFolder:
         return self
@@ -162,8 +162,8 @@ class ObjectFolder:
                     self._number, self._files = self._number + 1, files
                     return
             raise FolderInUseError(
-                f"another process has taken over {self.url}, which had no sign of life from this "
-                f"one for {LEASE:g} seconds: what it commits counts from now on"
+                f"another process has taken over {self.url} after {LEASE:g} seconds without a "
+                "heartbeat from this one: only its commits count from now on"
             ) from None
         self._number, self._files = self._number + 1, files
         for older in self._numbers():
@@ -204,7 +204,7 @@ class ObjectFolder:
                 for check, block in blocks:
                     data = self._store.cat_file(self._block(block))
                     if hashlib.sha256(data).hexdigest() != check:
-                        raise StorageError(f"{name} in {self.url} is damaged: use another place")
+                        raise StorageError(f"{name} in {self.url} is damaged: use another location")
                     file.write(data)
 
     def _named_blocks(self) -> set[str]:
@@ -240,7 +240,7 @@ class ObjectFolder:
         except Exception as error:
             raise WriteError(
                 f"cannot reach {self.url}: {type(error).__name__}: {error}. What was committed "
-                "before is intact: run the same again to go on from there"
+                "before is intact: run the same command again to continue from there"
             ) from error
 
 
@@ -251,7 +251,7 @@ def _connected(url: str) -> tuple[Any, str]:
         from fsspec.core import url_to_fs
     store, root = url_to_fs(url, use_listings_cache=False)
     if "file" in store.protocol:
-        raise StorageError(f"{url} is a folder of this machine: give its path, {root}")
+        raise StorageError(f"{url} is a local folder: give its path, {root}")
     if not store.async_impl and type(store).pipe_file is AbstractFileSystem.pipe_file:
         raise StorageError(_no_conditional_put(url))  # it looks first, and writes then
     return store, root.rstrip("/")
@@ -259,8 +259,8 @@ def _connected(url: str) -> tuple[Any, str]:
 
 def _no_conditional_put(url: str) -> str:
     return (
-        f"{url}: this store has no conditional put, so runs in it cannot be kept apart: give one "
-        "that has (S3, Google Cloud Storage, Azure), or a folder"
+        f"{url}: this store has no conditional put, so two runs could overwrite each other: use a "
+        "store that has one (S3, Google Cloud Storage, Azure), or a folder"
     )
 
 
@@ -272,7 +272,9 @@ def _read(text: bytes) -> dict[str, Any]:
         if owner is not None:
             owner = {"sign": float(owner["sign"]), "pid": int(owner["pid"])} | owner
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise StorageError(f"a generation cannot be read ({error}): use another place") from error
+        raise StorageError(
+            f"a generation cannot be read ({error}): use another location"
+        ) from error
     return {"owner": owner, "files": files}
 
 
@@ -294,6 +296,6 @@ def _described(owner: dict[str, Any]) -> str:
     since = datetime.fromtimestamp(owner["sign"]).astimezone().isoformat(" ", "seconds")
     return (
         f"process {owner['pid']} on {owner.get('host')!s:.80} was {owner.get('purpose')!s:.80} "
-        f"there at {since}. Wait until it is done or end it, or use another place; if there is no "
-        f"such process any more, the place is free {LEASE:g} seconds after that sign of life"
+        f"there at {since}. Wait until it is done or end it, or use another location; if that "
+        f"process no longer exists, the location is free {LEASE:g} seconds after that time"
     )

@@ -69,16 +69,16 @@ def check_provenance(
     if changed := differing(theirs, ours):
         told = ", ".join(f"{n} {theirs.get(n)!s:.40} there and {ours.get(n)} here" for n in changed)
         log.warning(
-            "the run in %s was started with other versions (%s): it continues, and its "
-            "last bits may differ",
+            "the run in %s was started with other versions (%s): it continues, but the last bits "
+            "of its results may differ",
             folder,
             told,
         )
     changed = differing(there.get("code") or {}, here.get("code", {}))
     if changed and theirs.get("python") == ours["python"]:
         raise error(
-            f"{folder} holds a checkpoint of other code: {', '.join(changed)} changed since the "
-            "run was started. Go on with the code as it was, or start anew in another folder"
+            f"{folder} holds a checkpoint made by different code: {', '.join(changed)} changed "
+            "since the run was started. Restore that code, or start a new run in another folder"
         )
 
 

@@ -85,7 +85,7 @@ def write(
                 tensorfile.add_sums(made, plan)
             making.close()
 
-        all_or_none(processes, f"making room for {path.name}", make)
+        all_or_none(processes, f"allocating space for {path.name}", make)
         made = Path(processes.exchange(f"naming {path.name}", str(made))[0])
         all_or_none(processes, f"writing {path.name}", lambda: _write(made, plan, parts, processes))
         all_or_none(processes, f"finishing {path.name}", name)

@@ -192,7 +192,7 @@ def check_specs(path: Path, found: Mapping[str, Spec], expected: Mapping[str, Sp
         missing = sorted(set(expected) - set(found))[:4]
         extra = sorted(set(found) - set(expected))[:4]
         raise StorageError(
-            f"{path.name} holds other tensors than it should: missing {missing}, unexpected {extra}"
+            f"{path.name} does not hold the expected tensors: missing {missing}, unexpected {extra}"
         )
     for name, (dtype, shape) in expected.items():
         if found[name] != (dtype, shape):
@@ -222,7 +222,9 @@ def check_header(path: Path) -> None:
         header = handle.read(8)
         header += handle.read(int.from_bytes(header, "little"))
     if not noted or _header_sum(header.replace(noted, _BLANK_SUM, 1)) != noted:
-        raise StorageError(f"{path.name} is damaged: its header is not the one that was written")
+        raise StorageError(
+            f"{path.name} is damaged: its header differs from the one that was written"
+        )
 
 
 def check_sum(path: Path) -> None:
@@ -234,7 +236,9 @@ def check_sum(path: Path) -> None:
         handle.seek(8 + header)
         found = hashlib.file_digest(handle, "sha256").hexdigest()
     if found != noted:
-        raise StorageError(f"{path.name} is damaged: its numbers are not those that were written")
+        raise StorageError(
+            f"{path.name} is damaged: its values differ from those that were written"
+        )
 
 
 def reserve(handle: BinaryIO, size: int) -> None:

@@ -36,7 +36,7 @@ def _version(shown: bool) -> None:
 
 @app.callback()
 def _common(
-    verbose: bool = typer.Option(False, "--verbose", "-v", help="Log what is being done."),
+    verbose: bool = typer.Option(False, "--verbose", "-v", help="Print log messages."),
     version: bool = typer.Option(
         False, "--version", callback=_version, is_eager=True, help="Show the version and exit."
     ),

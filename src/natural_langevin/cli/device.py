@@ -22,7 +22,7 @@ def choose_device(name: str, *, columns: int | None = None) -> str:
     except RuntimeError:
         raise UsageError(f"unknown device {name!r}: use auto, cpu or cuda") from None
     if found.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"no CUDA device here, so --device {name} cannot be had: use --device cpu")
+        raise UsageError(f"no CUDA device was found for --device {name}: use --device cpu")
     if not launched():
         return name
     try:

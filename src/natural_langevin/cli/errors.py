@@ -45,7 +45,7 @@ def check_positive(option: str, value: float) -> None:
 @contextlib.contextmanager
 def one_line_errors(
     *more: type[Exception],
-    remedy: str = "Finished work is kept: make room or change the folder, and use --resume",
+    remedy: str = "Finished work is kept: free space or change the folder, and use --resume",
 ) -> Iterator[None]:
     """``more``: a subcommand's own errors. ``remedy`` is what helps against a full disk or a folder
     that may not be written."""
@@ -62,7 +62,7 @@ def one_line_errors(
         raise typer.Exit(1) from None
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        _stop(f"{_reason(error)}. {remedy if full else remedy.replace('make room or ', '')}")
+        _stop(f"{_reason(error)}. {remedy if full else remedy.replace('free space or ', '')}")
 
 
 def _reason(error: OSError) -> str:

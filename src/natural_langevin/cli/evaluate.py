@@ -48,7 +48,7 @@ def evaluate(
     """
     console = terminal()
     with one_line_errors(
-        remedy="Nothing was written: make room or change --json, and run it again"
+        remedy="Nothing was written: free space or change --json, and run it again"
     ):
         run = load_run(folder)
         if json is not None:
@@ -66,13 +66,14 @@ def evaluate(
     skipped = sum(read) - found["rows"]
     if skipped:
         name = repr(run.target.name)
-        why = f"they lack {name}, sum up others, or cannot be predicted"
+        why = f"{name} is missing there, or they are totals of other rows, or cannot be predicted"
         if strange:
             why = (
-                f"in {len(strange):,} {name} is no class of the training rows (first: {strange[0]})"
+                f"in {len(strange):,} {name} is not a class of the training rows (first: "
+                f"{strange[0]})"
             )
             if skipped > len(strange):
-                why += ", others lack it or cannot be predicted"
+                why += "; in others it is missing, or they cannot be predicted"
         said = f"{skipped:,} of {sum(read):,} rows are not scored: {why}"
         console.print(escape(said), highlight=False)
     uncertainty.show(found, console)

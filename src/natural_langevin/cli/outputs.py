@@ -30,8 +30,7 @@ def refuse_inputs(out: Path, option: str, *inputs: str | Path | None) -> None:
         read = (p for p in within if p == path or p.suffix in READ)
         if any(_identity(p) == there for p in read):
             raise UsageError(
-                f"{option} {out} is what is read ({given}), and would be destroyed: give another "
-                "name"
+                f"{option} {out} is an input ({given}) and would be overwritten: give another name"
             )
 
 

@@ -52,7 +52,9 @@ def predict(
         natural-langevin predict runs/digits digits --out predictions.csv
         natural-langevin predict runs/digits digits --keep y | head -3
     """
-    with one_line_errors(remedy="Nothing was written: make room or change --out, and run it again"):
+    with one_line_errors(
+        remedy="Nothing was written: free space or change --out, and run it again"
+    ):
         run = load_run(folder)
         ends(interval)  # refused also where it would not be used
         refuse_inputs(Path(out), "--out", folder, data)
@@ -64,7 +66,7 @@ def predict(
             )  # fmt: skip
     said = f"{count:,} rows{'' if out == '-' else f' in {out}'}"
     if noted:
-        said += f"; {noted:,} have a note (what was missing, new or unreadable)"
+        said += f"; {noted:,} have a note on missing, new or unreadable values"
     if unpredicted:
         said += f", {unpredicted:,} of them could not be predicted"
     echo(said, err=True)

@@ -49,7 +49,9 @@ def report(
         natural-langevin train digits --out runs/digits --steps 200 --resume
         natural-langevin report runs/digits --out page.html
     """
-    with one_line_errors(remedy="Nothing was written: make room or change --out, and run it again"):
+    with one_line_errors(
+        remedy="Nothing was written: free space or change --out, and run it again"
+    ):
         results = source / "results.json" if source.is_dir() else source
         if out is not None:
             refuse_inputs(out, "--out", source, data)
@@ -114,7 +116,7 @@ def _run_page(folder: Path) -> dict[str, Any]:
         "quality": quality,
         "words": sentences(quality),
         "about": {"Data": data, "Settings": words["settings"], "Columns": columns}
-        | ({"Noticed, and done about it": noticed} if noticed else {}),
+        | ({"Notes on the data": noticed} if noticed else {}),
     }
 
 

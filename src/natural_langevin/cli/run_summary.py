@@ -65,7 +65,7 @@ def data(prepared: Prepared, console: Console) -> None:
     console.print(lines, highlight=False)
     notices = [*run.notices, *run.features.notices]
     if notices:
-        console.print("\n[bold]Noticed, and done about it[/] (kept in run.json)", highlight=False)
+        console.print("\n[bold]Notes on the data[/] (kept in run.json)", highlight=False)
         for notice in notices[:MOST_NOTICES]:
             console.print(Padding(escape(notice), (0, 0, 0, 2)), highlight=False)
         if len(notices) > MOST_NOTICES:
@@ -77,7 +77,7 @@ def _rows(run: Run) -> str:
     trained, held = run.rows
     kept = f", {held:,} held out to test it (chosen by seed {run.settings.seed})"
     if not run.hold_out:
-        kept = f", {held:,} of its own to test it" if held else ", none held out"
+        kept = f", {held:,} separate rows to test it" if held else ", none held out"
     return f"{run.source}: {trained:,} rows to learn {run.target.name!r} from{kept}"
 
 
@@ -124,7 +124,7 @@ def _network(run: Run) -> str:
 
 def _sampler(run: Run) -> str:
     s = run.settings
-    length = "as many steps as the recipe finds" if s.given_steps is None else f"{s.steps:,} steps"
+    length = "as many steps as needed" if s.given_steps is None else f"{s.steps:,} steps"
     compared = "; views of the table are compared on held-out rows" if s.folds else ""
     return f"natural Langevin dynamics, {s.chains} chains of {length}{compared}"
 
@@ -143,7 +143,7 @@ def importance(quality: Mapping[str, Any], console: Console) -> None:
     if not found:
         return
     console.print(
-        "\n[bold]Columns that matter[/]  nats per held-out row lost where a column is shuffled",
+        "\n[bold]Column importance[/]  nats per held-out row lost when the column is shuffled",
         highlight=False,
     )
     for one in found[:MOST_IMPORTANT]:
@@ -170,8 +170,8 @@ def scores(quality: Mapping[str, Any], console: Console) -> None:
         console.print(table)
         if quality.get("refit"):
             console.print(
-                f"  Scored before it learned from these rows too; what is kept has learned from "
-                f"all {quality['refit']:,}.", highlight=False,
+                "  Scored before the final fit; the saved model has learned from all "
+                f"{quality['refit']:,}.", highlight=False,
             )  # fmt: skip
         confusion(quality, console)
     else:

@@ -59,7 +59,9 @@ def train(
         None, metavar="N", help=f"Number of steps, at least 8 [default: {Settings.steps}]."
     ),
     seconds: float | None = typer.Option(
-        None, metavar="N", help="What training may take [default: as long as it needs]."
+        None,
+        metavar="N",
+        help="Time limit for training, in seconds [default: as long as it needs].",
     ),
     chains: int | None = typer.Option(
         None, metavar="N", help=f"Number of chains [default: {Settings.chains}]."
@@ -89,7 +91,7 @@ def train(
         False, "--resume", help="Continue the unfinished run in the folder."
     ),
     refit: bool = typer.Option(
-        Settings.refit, help="Learn from the rows held out too, once they have scored it."
+        Settings.refit, help="Fit again to all rows, held-out ones included, after scoring."
     ),
     overwrite: bool = typer.Option(
         False, "--overwrite", help="Replace the run in the folder that --out names."
@@ -113,7 +115,7 @@ def train(
     console = terminal()
     with one_line_errors():
         if overwrite and (resume or out is None):
-            raise UsageError("--overwrite needs --out, and is not for --resume")
+            raise UsageError("--overwrite needs --out, and cannot be combined with --resume")
         loaded = read_training(data, target=target, drop=frozenset(drop))
         prepared = prepare(
             loaded,
@@ -166,7 +168,7 @@ def _fitted(prepared: Prepared, out: Path, device: str, *, resume: bool) -> dict
     except KeyboardInterrupt:
         command = shlex.join(["natural-langevin", *sys.argv[1:]])
         again = command if resume else f"{command} --resume"
-        echo(f"\nStopped; what was done is in {out}. To go on:\n  {again}", err=True)
+        echo(f"\nStopped; the work done so far is in {out}. To continue:\n  {again}", err=True)
         raise typer.Exit(INTERRUPTED) from None
 
 

@@ -49,14 +49,14 @@ def refuse_text(part: Any) -> None:
         wrong = [str(name) for name, kind in _kinds(part).items() if kind not in "fiub"]
     if wrong and hasattr(part, "columns"):
         raise TypeError(
-            f"the columns {wrong[:5]} hold no numbers: encode them first (pandas.get_dummies), or "
+            f"the columns {wrong[:5]} are not numeric: encode them first (pandas.get_dummies), or "
             "let natural_langevin.sklearn's estimators do it, which take tables as they are"
         )
     if wrong:
         raise TypeError(
-            f"a {type(part).__name__} of texts or objects cannot be learned from: number its "
-            "classes first, such as y.astype('category').cat.codes or "
-            "numpy.unique(y, return_inverse=True)[1]"
+            f"a {type(part).__name__} of strings or objects is not numeric: encode its classes as "
+            "numbers first, such as y.astype('category').cat.codes or numpy.unique(y, "
+            "return_inverse=True)[1]"
         )
 
 

@@ -49,7 +49,7 @@ def _auto(data_dir: str | os.PathLike[str] | None, *, download: bool) -> Dataset
         except ImportError as error:
             raise DataUnavailableError(f"{unavailable}\nAnd {error}.") from error
         return dataclasses.replace(
-            dataset, source=f"auto: {dataset.source}, as MNIST could not be had"
+            dataset, source=f"auto: {dataset.source}, because MNIST is not available"
         )
     logger.info("dataset auto: using %s", dataset.source)
     return dataclasses.replace(dataset, source=f"auto: {dataset.source}")

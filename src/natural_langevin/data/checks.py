@@ -70,8 +70,8 @@ def check_finite(name: str, value: Tensor) -> None:
         return
     if largest < math.inf:
         raise ValueError(
-            f"{name} holds values up to {largest:.3g}, whose squares are no {value.dtype} "
-            f"(beyond {most:.2g}): standardise it, or remove what is no measurement"
+            f"{name} holds values up to {largest:.3g}, whose squares overflow {value.dtype} "
+            f"(beyond {most:.2g}): standardise it, or remove values that are not measurements"
         )
     flat = torch.isfinite(value.reshape(len(value), -1)).all(1)
     rows = (~flat).nonzero().flatten().tolist()

@@ -121,7 +121,7 @@ class Lines:
     def _decode(self, line: bytes) -> str:
         if b"\0" in line:
             raise DataError(
-                f"{self._here()}: a NUL byte: this is no text file, or it is damaged; {SAVE}"
+                f"{self._here()}: a NUL byte: this is not a text file, or it is damaged; {SAVE}"
             )
         if self.encoding == "utf-8":
             try:
@@ -302,7 +302,7 @@ class CsvFile:
             self._lines.notices += (f"{self._lines_here()}: {short(first.strip())} skipped",)
             first = lines.readline()
         if "\r" in first.rstrip("\r\n"):
-            raise DataError(f"{self.label}, line 1: lines end as on old Macintoshes: {SAVE}")
+            raise DataError(f"{self.label}, line 1: lines end with a carriage return only: {SAVE}")
         outside = re.sub(r'"[^"]*"', "", first)
         delimiter = max(SEPARATORS, key=outside.count)
         rows = csv.reader([first], delimiter=delimiter, skipinitialspace=True)

@@ -81,7 +81,9 @@ def _with_sampler(batches: BatchSampler) -> Epoch:
 
 def _short(batches: BatchSampler, count: int, over: int) -> str:
     if batches.drop_last:
-        return f"the last {over} of {count} data never come (drop_last=True without shuffle=True)"
+        return (
+            f"the last {over} of {count} data are never used (drop_last=True without shuffle=True)"
+        )
     return (
         f"the last batch of every epoch holds the same {over} data, each of which then counts "
         f"{batches.batch_size / over:.3g} times as much as the others: use shuffle=True"
@@ -99,12 +101,12 @@ def _counted(sampler: Iterable[Any], name: str, batches: BatchSampler | None = N
         times = len(first) / len(set(first))
         return Epoch(None, why=f"the DataLoader's {name} gives data {times:.3g} times per epoch")
     if set(first) != set(second):
-        return Epoch(None, why=f"the DataLoader's {name} gives other data in every epoch")
+        return Epoch(None, why=f"the DataLoader's {name} gives different data in every epoch")
     wrong = ""
     if len(sizes) > 1:
         wrong = (
             f"the batches of the DataLoader's {name} hold {min(sizes)} to {max(sizes)} data but "
-            "count alike, so that data in small batches count more"
+            "have equal weight, so data in small batches count more"
         )
     over = 0 if batches is None else len(first) % batches.batch_size
     if batches is not None and over and first == second:

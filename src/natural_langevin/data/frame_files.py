@@ -91,5 +91,5 @@ def _readable(label: str, kind: str) -> Iterator[None]:
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(
-            f"{label} is no {kind} file that can be read ({reason}): save it again, or as CSV"
+            f"{label} cannot be read as {kind} ({reason}): save it again, or as CSV"
         ) from None

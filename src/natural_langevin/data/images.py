@@ -57,7 +57,7 @@ def _load(
         return _dataset(source, arrays, f"{source.title} from {folder}")
     cache = locate.cache_folder(source.name)
     if cache is None:
-        tried.append("cache: no home folder; XDG_CACHE_HOME may name one")
+        tried.append("cache: no home folder; set XDG_CACHE_HOME")
         raise _unavailable(source, tried)
     try:
         arrays = locate.from_cache(source, cache, tried=tried)
@@ -97,7 +97,7 @@ def _fetch_missing(
 def _unavailable(source: ImageSource, tried: list[str]) -> DataUnavailableError:
     names = ", ".join(f"{file.name}.gz" for file in source.files)
     return DataUnavailableError(
-        f"{source.title} could not be had. Tried:\n"
+        f"{source.title} is not available. Tried:\n"
         + "".join(f"  - {place}\n" for place in tried)
         + f"Remedy: put {names} (or the same without .gz) into a folder and name it with "
         f"{locate.DATA_VARIABLE}=FOLDER, --data-dir FOLDER or data_dir=FOLDER."

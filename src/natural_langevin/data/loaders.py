@@ -67,7 +67,7 @@ class _LoaderStream:
         x, y = self._split(item)
         check_pair(x, y)
         if not len(x):
-            raise ValueError("the DataLoader gave a batch without rows: leave it out")
+            raise ValueError("the DataLoader gave an empty batch: remove it")
         moved = x.to(self._device)
         return moved, moved if y is x else y.to(self._device)
 

@@ -41,7 +41,7 @@ def read_npz(path: str | os.PathLike[str], wanted: Iterable[str]) -> dict[str, N
     label = os.fspath(path)
     try:
         if not Path(path).is_file():  # a pipe would be waited for
-            raise DataError(f"{label} is no plain file: give the name of an NPZ file")
+            raise DataError(f"{label} is not a regular file: give the name of an NPZ file")
         size = Path(path).stat().st_size
         with zipfile.ZipFile(path) as archive:
             return {name: _member(archive, name, label, size) for name in wanted}
@@ -83,7 +83,9 @@ def _check_growth(info: zipfile.ZipInfo, label: str, size: int) -> None:
     """A member may not claim more than the file can hold: no bomb is ever unpacked."""
     plain = info.compress_type == zipfile.ZIP_STORED
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise DataError(f"{label} is packed in a way NumPy never uses: write it with np.savez")
+        raise DataError(
+            f"{label} uses a compression that NumPy never writes: write it with np.savez"
+        )
     held = min(info.compress_size, size)
     limit = held if plain else max(BOMB_SIZE, BOMB_RATIO * held)
     if info.file_size > limit:
@@ -97,7 +99,7 @@ def _header(member: IO[bytes], what: str) -> tuple[np.dtype[Any], tuple[int, ...
     """dtype, shape, whether in Fortran's order, and where the data begin."""
     lead = member.read(8)
     if len(lead) < 8 or lead[:6] != MAGIC or lead[6] not in (1, 2, 3):
-        raise DataError(f"{what} is no .npy array: write it again with np.savez")
+        raise DataError(f"{what} is not a .npy array: write it again with np.savez")
     width = 2 if lead[6] == 1 else 4
     length = int.from_bytes(member.read(width), "little")
     if length > LONGEST_HEADER:
@@ -135,7 +137,9 @@ def _fill(member: IO[bytes], array: NDArray[Any], what: str) -> None:
     while done < len(into):
         part = member.read(min(1 << 20, len(into) - done))
         if not part:
-            raise DataError(f"{what} breaks off after {done:,} bytes: write it again with np.savez")
+            raise DataError(
+                f"{what} ends early, after {done:,} bytes: write it again with np.savez"
+            )
         into[done : done + len(part)] = np.frombuffer(part, dtype=np.uint8)
         done += len(part)
     member.read(1)

@@ -170,7 +170,7 @@ class Signature:
         raise TypeError(
             f"the network's output is a {type(outputs).__name__}{listed}: a likelihood takes one "
             f"tensor, or an output with one of the names {list(OUTPUTS)}. Return that tensor, or "
-            "say with likelihoods.LogLoss(fn) what is to be made of the outputs"
+            "compute the loss from the outputs in likelihoods.LogLoss(fn)"
         )
 
     def call(self, function: Callable[[Any, Any], Any], x: Tensor) -> Any:
@@ -231,7 +231,7 @@ class Signature:
         if self._by_keyword(named):
             beside = {k for k in named if not self._any and k not in self._names}
             if beside - self._dropped:
-                log.info("the network takes no %s: left out", sorted(beside))
+                log.info("the network has no argument %s: ignored", sorted(beside))
                 self._dropped |= beside
             named = {k: v for k, v in named.items() if k not in beside}
         if len(named) == 1 and [*named] == self._names[:1]:
@@ -239,7 +239,7 @@ class Signature:
         wrong = [k for k, v in named.items() if not isinstance(v, Tensor)]
         if wrong or not named:
             raise TypeError(
-                f"the inputs {wrong or list(inputs)} hold no tensors: encode them first, or leave "
+                f"the inputs {wrong or list(inputs)} are not tensors: encode them first, or leave "
                 "them out"
             )
         order = [
@@ -263,8 +263,9 @@ class Signature:
         for name, value in named:
             if _kind(value) == "whole" and value.numel() and int(value.abs().max()) > most:
                 raise ValueError(
-                    f"input {name or ''!r} holds whole numbers beyond {most}, which several inputs "
-                    f"in {dtype} do not carry: use smaller indices, or model.double()"
+                    f"input {name or ''!r} holds whole numbers beyond {most}, which cannot be "
+                    f"held exactly in {dtype}, in which several inputs are packed: use smaller "
+                    "indices, or model.double()"
                 )
         packed = torch.cat([v.reshape(count, -1).to(dtype) for _, v in named], 1)
         known = self._layouts.setdefault(packed.shape[1], layout)
@@ -280,8 +281,8 @@ class Signature:
         if not (1 if self._takes_tuple else self._positional) <= count <= most:
             raise TypeError(
                 f"the data hold {count} inputs (and targets behind them), but the network's "
-                f"forward takes {self._names}: give ((inputs, ...), y), weights of samples not "
-                "among them"
+                f"forward takes {self._names}: give ((inputs, ...), y); sample weights are not "
+                "inputs"
             )
 
     def _of_item(self, item: Any) -> Tensor:

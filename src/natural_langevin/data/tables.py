@@ -84,7 +84,7 @@ def _settle_words(table: Table, target: str, among_numbers: set[str]) -> list[st
     for level in doubtful:
         count = f"{target}: {level!r} in {(cells == level).sum():,} of {len(table):,} rows is taken"
         if words and level.lower() not in among_numbers:
-            said.append(f"{count} as a class (if the target is missing there, empty these cells)")
+            said.append(f"{count} as a class (if the target is missing there, clear these cells)")
             continue
         table.frame[target] = table.frame[target].cat.remove_categories(level)
         if words:

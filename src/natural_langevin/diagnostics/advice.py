@@ -34,7 +34,7 @@ class Advice:
     def longer(self) -> str:
         """What to do about chains that have not mixed."""
         if self._noisy:
-            return f"the noise of minibatches allows small steps alone: {self.larger_batch()}"
+            return f"minibatch noise allows only small steps: {self.larger_batch()}"
         steps, missed = self.run.get("steps"), self.run.get("limit") in ("steps", "seconds")
         if "until" in self.run and missed:
             return f"raise the limit that ended the run ({self.run['limit']}=), at least threefold"

@@ -145,7 +145,7 @@ class Fidelity(NamedTuple):
         verdict = "indistinguishable from it" if self.near else "a measurable distance away"
         if not self.settled:
             verdict = (
-                f"the reference itself is not settled (acceptance {self.acceptance:.2f}, its "
+                f"the reference itself has not converged (acceptance {self.acceptance:.2f}, its "
                 "halves differ): give more trajectories"
             )
         return "\n".join([first, second, third, verdict])

@@ -32,9 +32,9 @@ class Funnel(NamedTuple):
         more = f" and {len(self.followers) - 2} others" if len(self.followers) > 2 else ""
         return (
             f"The widths of {', '.join(self.followers[:2])}{more} follow {self.scale} (rank "
-            f"correlation {self.correlation:.2f}): a funnel, as a hierarchical model in centred "
-            "form has. Write it non-centred: z ~ N(0, 1) as the parameter, and mean + scale * z in "
-            "the place of what was sampled."
+            f"correlation {self.correlation:.2f}): a funnel, typical of a hierarchical model in "
+            "centred form. Use the non-centred form: sample z ~ N(0, 1), and compute mean + "
+            "scale * z in the forward pass."
         )
 
 

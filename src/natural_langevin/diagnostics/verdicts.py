@@ -163,7 +163,7 @@ class Diagnosis:
         if least < ess_limit(self.chains, self.draws, count):
             return f"there are as few as {least:.0f} effective draws"
         if self.noise is not None and self.noise.differs:
-            return f"the chains have learned noise of different size, {self.noise}"
+            return f"the chains have learned different noise levels, {self.noise}"
         return ""
 
     def _mixing_verdicts(self) -> list[str]:
@@ -179,8 +179,8 @@ class Diagnosis:
             )
             agree = "" if PREDICTIONS in apart else " At the inputs given they agree."
             found.append(
-                f"The chains disagree, most at {where} (of so many draws, chains that agree stay "
-                f"below {rhat_limit(self.chains, self.draws, count):.3g}).{agree} As a remedy, "
+                f"The chains disagree, most at {where} (with this many draws, chains that agree "
+                f"stay below {rhat_limit(self.chains, self.draws, count):.3g}).{agree} Remedy: "
                 f"{self.advice.longer()}, or pool more chains and treat them as an ensemble."
             )
         found += self._outlier_verdict()
@@ -195,8 +195,8 @@ class Diagnosis:
             )
         if self.noise is not None and self.noise.differs:
             found.append(
-                f"The chains have learned noise of different size, {self.noise} (the data leave "
-                f"{self.noise.error:.0%} open): {self.advice.longer()}."
+                f"The chains have learned different noise levels, {self.noise} (the data "
+                f"determine them to within {self.noise.error:.0%}): {self.advice.longer()}."
             )
         if found and self.funnel is not None:
             found.append(str(self.funnel))
@@ -313,7 +313,7 @@ class Diagnosis:
                 found.append(
                     f"The draws of {who} are too wide: variances are {one.ratio} times those at "
                     f"half the step size, so {100 * one.excess:.3g} % above those of small steps. "
-                    f"As a remedy, {self.advice.smaller()}, or {self.advice.larger_batch()}."
+                    f"Remedy: {self.advice.smaller()}, or {self.advice.larger_batch()}."
                 )
             elif one.shifted:
                 found.append(
@@ -333,9 +333,9 @@ class Diagnosis:
             )
         if self.adapting:
             found.append(
-                "The metric went on adapting while draws were kept, which biases them (by up to a "
-                "standard deviation or more with few data per weight): give burn_in, after which "
-                'it stands still, or leave adapt="burn-in" as it is.'
+                "The metric was still adapting while draws were kept, which biases them (by up "
+                "to a standard deviation or more with few data per weight): give burn_in, after "
+                'which it is frozen, and keep the default adapt="burn-in".'
             )
         return found
 
@@ -401,15 +401,15 @@ class Diagnosis:
             lines.append(
                 f"Distance between chains: up to {self.distances.max():.2f} standard deviations."
             )
-        lines += [f"Beyond them, {name}: {found}." for name, found in self.beyond.items()]
+        lines += [f"Away from the data, {name}: {found}." for name, found in self.beyond.items()]
         lines += [f"Parameter {name}: {found}." for name, found in self.parameters.items()]
         if self.noise is not None:
-            lines.append(f"Noise that the chains have learned: {self.noise}.")
+            lines.append(f"Noise level learned by the chains: {self.noise}.")
         lines += self._swaps()
         if self.kinetic is None:
             lines.append(
                 "Effective temperature of a step: not measured in a run this short; "
-                "sampler.effective_temperature(data) does."
+                "sampler.effective_temperature(data) measures it."
             )
         elif self.kinetic.temperature is not None:
             lines.append(_temperature("Effective temperature of a step", self.kinetic.temperature))

@@ -165,7 +165,7 @@ class Group:
         try:
             missing = [r for r in range(self.world) if not self._store.check([self._key(r)])]
         except RuntimeError:
-            self._broken = f"the processes lost each other at {label!r}: {error}"
+            self._broken = f"the processes lost contact at {label!r}: {error}"
         else:
             self._broken = self._report(label, missing, f"within {self.timeout:g} seconds")
         return self._broken
@@ -187,7 +187,7 @@ class Group:
             message = _Message(label, error=self._broken)
             self._store.set(self._key(self.rank), message.encode())
         except RuntimeError:
-            self._broken = f"the processes lost each other at {label!r}: {cause}"
+            self._broken = f"the processes lost contact at {label!r}: {cause}"
         return self._broken
 
     def _report(self, label: str, missing: list[int], why: str) -> str:
@@ -206,8 +206,8 @@ class Group:
         return (
             f"{_ranks(missing)} of {self.world} did not arrive at {label!r} {why}{instead}. Look "
             "at the first error in the output of that rank: it was killed, ran out of memory, or "
-            "took another way through the script than the others. A rank that is only slow needs "
-            "a larger NATURAL_LANGEVIN_TIMEOUT (seconds)"
+            "ran a different part of the script. A rank that is only slow needs a larger "
+            "NATURAL_LANGEVIN_TIMEOUT (seconds)"
         )
 
 

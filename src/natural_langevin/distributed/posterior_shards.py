@@ -22,8 +22,9 @@ def shard_posterior(posterior: Posterior, mesh: ProcessMesh) -> Posterior:
     sums = torch.stack([v.double().flatten(1).sum(1) for v in posterior.last.values()]).nan_to_num()
     if not mesh.same_everywhere(sums):
         log.warning(
-            "processes that share minibatches have different parameters by now: are their devices "
-            "of different kinds? Use Layout(chains=...) to share minibatches between equal ones"
+            "processes that share minibatches now hold different parameters: are their devices "
+            "of different types? Use Layout(chains=...), so that only equal devices share "
+            "minibatches"
         )
     posterior.diverged = mesh.gather_chains(posterior.diverged)
     posterior.learned = {k: mesh.gather_chains(v) for k, v in posterior.learned.items()}

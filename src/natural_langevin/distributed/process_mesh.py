@@ -94,7 +94,7 @@ class ProcessMesh:
     def any(self, flags: Sequence[bool]) -> list[bool]:
         """For each flag, whether it is True at any process."""
         found = torch.tensor(flags, dtype=torch.int32, device=self.device)
-        with self.waiting("comparing notes between steps"):
+        with self.waiting("synchronising between steps"):
             dist.all_reduce(found, op=dist.ReduceOp.MAX)
         return [bool(flag) for flag in found.tolist()]
 
@@ -108,7 +108,7 @@ class ProcessMesh:
         padded = torch.zeros(shape, dtype=rows.dtype, device=self.device)  # NCCL wants it there
         padded[: len(rows)] = rows
         parts = [torch.empty_like(padded) for _ in counts]
-        with self.waiting("gathering what the chains say"):
+        with self.waiting("gathering results of the chains"):
             dist.all_gather(parts, padded, group=self._column_group)
         cut = [part[:count] for part, count in zip(parts, counts, strict=True)]
         return torch.cat(cut).to(rows.device)
@@ -133,7 +133,7 @@ class ProcessMesh:
         if self.layout.chains == 1:
             return values
         total = values.to(self.device, copy=True)
-        with self.waiting("adding up what the chains say"):
+        with self.waiting("summing results of the chains"):
             dist.all_reduce(total, group=self._column_group)
         return total.to(values.device)
 
@@ -142,7 +142,7 @@ class ProcessMesh:
         if self.data is None:
             return True
         both = torch.stack([values, -values])
-        with self.waiting("comparing what should be the same"):
+        with self.waiting("checking that the processes agree"):
             dist.all_reduce(both, op=dist.ReduceOp.MAX, group=self.data.group)
         return bool((both[0] == -both[1]).all())
 

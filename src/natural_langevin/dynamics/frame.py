@@ -292,8 +292,8 @@ class LangevinDynamics:
         likelihood = self.gradients.likelihood
         if likelihood.init(1, dtype=first.dtype, device=first.device):
             raise ValueError(
-                f"{what} needs a likelihood that stays the same, and {likelihood!r} learns from "
-                "every batch: give its value, such as likelihoods.Gaussian(sigma=0.3)"
+                f"{what} needs a fixed likelihood, but {likelihood!r} is updated from every "
+                "batch: give its value, such as likelihoods.Gaussian(sigma=0.3)"
             )
 
     def prepare(self, params: Params, x: Tensor) -> None:

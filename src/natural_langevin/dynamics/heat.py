@@ -49,8 +49,8 @@ log = logging.getLogger("natural_langevin")
 
 #: Of whoever corrects for minibatches of one shuffled epoch.
 COLD_EPOCHS = (
-    "correct_heat: minibatches that are parts of one shuffled epoch bring less noise than "
-    "independent ones, for which the correction is: the chain comes out too cold (0.69 of the "
+    "correct_heat: minibatches that are parts of one shuffled epoch have less noise than the "
+    "independent ones that the correction assumes: the chain becomes too cold (0.69 of the "
     "variance in a linear regression at step size B / N). Give independent minibatches "
     "(data.SharedBatches of a DataLoader with RandomSampler(replacement=True)), or "
     "correct_heat=False"

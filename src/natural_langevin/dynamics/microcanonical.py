@@ -95,8 +95,9 @@ class Microcanonical(Integrator):
     def init(self, params: Params) -> Direction:
         if _weights(params) < 2:
             raise ValueError(
-                f"Microcanonical needs two weights or more, got {_weights(params)}: one has no "
-                'direction to turn. Use dynamics.Underdamped(0.1, integrator="baoab")'
+                f"Microcanonical needs two weights or more, got {_weights(params)}: the momentum "
+                "of a single weight has no direction. Use dynamics.Underdamped(0.1, "
+                'integrator="baoab")'
             )
         return Direction({k: torch.zeros_like(p) for k, p in params.items()})
 

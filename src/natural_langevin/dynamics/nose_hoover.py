@@ -70,9 +70,9 @@ class NoseHoover(Integrator):
     def check(self, on: LangevinDynamics, run: Conditions) -> None:
         if run.batch_size < run.num_data and bool((on.temperature > 0).any()):
             raise ValueError(
-                f"NoseHoover takes all {run.num_data:g} data in every step, got batches of "
-                f"{run.batch_size}: its one friction takes away more heat than minibatches bring, "
-                "and leaves variances a quarter too small. Use dynamics.Underdamped(0.1, "
+                f"NoseHoover needs all {run.num_data:g} data in every step, got batches of "
+                f"{run.batch_size}: its single friction removes more heat than minibatches add, "
+                "which leaves variances a quarter too small. Use dynamics.Underdamped(0.1, "
                 f'integrator="baoab"), or give batch_size={run.num_data:g}'
             )
 

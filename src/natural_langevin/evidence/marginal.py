@@ -53,23 +53,23 @@ class Evidence:
         apart = abs(self.value - self.stepping_stone)
         if apart > max(1.0, APART * self.error):
             found.append(
-                f"The two estimates are {apart:.2g} nats apart: more steps, or more powers."
+                f"The two estimates are {apart:.2g} nats apart: use more steps or more powers."
             )
         if self.swaps and min(self.swaps) < RARE:
             found.append(
-                f"Neighbouring powers hardly swap ({min(self.swaps):.1%}): chains may each stay in "
-                "a mode of their own. More powers."
+                f"Neighbouring powers hardly swap ({min(self.swaps):.1%}): each chain may stay in "
+                "its own mode. Use more powers."
             )
         if self.unsettled:
             found.append(
-                f"At {self.unsettled} of {len(self.powers)} powers some weights still move away "
-                "from where they began: more steps."
+                f"At {self.unsettled} of {len(self.powers)} powers some weights still drift away "
+                "from their start: use more steps."
             )
         falls = (self.mean[:-1] - self.mean[1:]) > APART * torch.hypot(
             self.mean_error[:-1], self.mean_error[1:]
         )
         if bool(falls.any()):
-            found.append("E[ln p] falls where the power rises, which it cannot: more steps.")
+            found.append("E[ln p] falls as the power rises, which is impossible: use more steps.")
         return found
 
     def _repr_html_(self) -> str:
@@ -132,7 +132,7 @@ def log_marginal_likelihood(
     count = rows_of(data, options.get("num_data"))
     log_p = -count * at_weights(at_prior, start, data)
     if not bool(log_p.isfinite().all()):
-        raise ValueError("the likelihood of draws of the prior is not finite: a narrower prior")
+        raise ValueError("the likelihood of draws of the prior is not finite: use a narrower prior")
     weights = sum(p[0].numel() for p in start.values())
     if powers is None:
         low, high = torch.quantile(log_p, torch.tensor([0.16, 0.84], dtype=torch.float64))
@@ -151,7 +151,9 @@ def log_marginal_likelihood(
         batch_size=usual_batch(int(count)) if batch_size is None else batch_size,
     )  # fmt: skip
     if len(posterior.healthy) < posterior.chains:
-        raise ValueError("some chain diverged, and a ladder needs all: give a smaller step_size")
+        raise ValueError(
+            "a chain diverged, and the ladder needs all of them: use a smaller step_size"
+        )
     raw, reduced = [], []
     for k in range(len(beta)):
         place = int((order == k).nonzero())

@@ -192,13 +192,13 @@ class Engine:
             return told
         weights = sum(p[0].numel() for p in state.params.values())
         if weights >= GPU_FROM and torch.cuda.is_available():
-            told += ', on the CPU, where the model is; device="cuda" takes the GPU'
+            told += ', on the CPU, where the model is; device="cuda" uses the GPU'
         if self._executor is not None:
             return told
         if self.mode == "eager":
             return f'{told}, since compile=False; compile="auto" may be several times faster'
         why = why_not_native(self.dynamics, state, self.stream, self.rates, self.num_data)
-        return f"{told}. The native engine is faster, and does not take this run: {why}"
+        return f"{told}. The native engine is faster, but does not support this run: {why}"
 
     def _plan(self, state: State) -> None:
         """Decides how steps are taken: by an executor, kernels, a graph, compiled, or eagerly."""
@@ -265,7 +265,7 @@ class Engine:
             return step
         if not reason:
             return step
-        log.warning("no %s kernels (%s): the general step serves", step.backend.name, reason)
+        log.warning("no %s kernels (%s): using the general step", step.backend.name, reason)
         self.refused = f"{step.backend.name} refused"
         return None
 

@@ -149,7 +149,7 @@ def _traced(function: Callable[[Any], Any], inputs: Any) -> Callable[[Any], Any]
             return None
     except Exception as error:  # a network that looks at values, or operations it cannot follow
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        log.info("no traced step (%s): the step itself serves", first)
+        log.info("no traced step (%s): using the step itself", first)
         return None
     log.info("traced the step in %.1f s", time.monotonic() - started)
     return replayed

@@ -39,7 +39,7 @@ class PosteriorModel(EnsembleModel):  # type: ignore[misc]
         super().__init__()
         if posterior.likelihood.discrete:
             raise ValueError(
-                f"PosteriorModel needs a posterior of numbers, got {posterior.likelihood!r}"
+                f"PosteriorModel needs a regression posterior, got {posterior.likelihood!r}"
             )
         self.sampled, self._most = posterior, most
         self._num_outputs = 1
@@ -66,7 +66,8 @@ class PosteriorModel(EnsembleModel):  # type: ignore[misc]
         """The model of all data with these, (n, features) and (n, outputs), by sampling again."""
         if self._sample is None or self._data is None:
             raise ValueError(
-                "this model knows no data to add to: make it by PosteriorModel.fit(sample, x, y)"
+                "this model holds no data to add to: create it with PosteriorModel.fit(sample, "
+                "x, y)"
             )
         x, y = self._data
         more = torch.cat([x, X.to(x)]), torch.cat([y, Y.reshape(-1, y.shape[-1]).to(y)])

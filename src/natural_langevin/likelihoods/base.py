@@ -66,8 +66,8 @@ class Likelihood:
         """The same likelihood of targets and outputs that are divided by ``size``."""
         if self.has_units:
             raise NotImplementedError(
-                f"{type(self).__name__} has units, so it must say what it is in others: define "
-                "in_units(size), or leave has_units at False"
+                f"{type(self).__name__} has has_units=True, so it must be convertible to other "
+                "units: define in_units(size), or leave has_units=False"
             )
         return self
 
@@ -113,7 +113,7 @@ class Likelihood:
             draws: Tensor = law.icdf(u.clamp_max(1 - 2.0**-24))
         except NotImplementedError as error:
             raise ValueError(
-                f"torch knows no quantile function of {type(law).__name__}: give a function that "
+                f"torch has no quantile function for {type(law).__name__}: give a function that "
                 "draws from it, such as LogLoss(..., sample=fn)"
             ) from error
         return draws
@@ -134,7 +134,7 @@ class Likelihood:
         law = self.distribution(outputs, state)
         if law is None:
             raise ValueError(
-                f"{type(self).__name__} knows no distribution to draw from: give LogLoss(fn, "
+                f"{type(self).__name__} has no distribution to draw from: give LogLoss(fn, "
                 'sample=...) or distribution=..., or use targets="data"'
             )
         return components(law)
@@ -182,7 +182,7 @@ def check_counts(kind: str, y: Tensor) -> None:
     if (y < 0).any() or (y != y.round()).any():
         wrong = y[(y < 0) | (y != y.round())].flatten()[0].item()
         raise ValueError(
-            f"{kind} targets must be counts 0, 1, 2, ..., got {wrong!r}: numbers that are no "
+            f"{kind} targets must be counts 0, 1, 2, ..., got {wrong!r}: numbers that are not "
             "counts need another likelihood, such as Gaussian"
         )
 

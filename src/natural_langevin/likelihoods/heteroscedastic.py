@@ -39,7 +39,7 @@ class HeteroscedasticGaussian(Likelihood):
         if self.sigma is not None and not isinstance(self.sigma, PositivePrior):
             raise TypeError(
                 "sigma must be a prior of a positive number such as priors.HalfNormal(1.0), got "
-                f"{self.sigma!r}: widths are outputs"
+                f"{self.sigma!r}: the network itself predicts the noise levels"
             )
 
     @property

@@ -115,7 +115,7 @@ class Mixture(Distribution):
     def __init__(self, likelihood: Likelihood, outputs: Tensor, state: State) -> None:
         self._likelihood, self._outputs, self._state = likelihood, outputs.double(), state
         law = _side_by_side(likelihood, self._outputs, state)
-        assert law is not None, "a mixture of distributions that are not known"
+        assert law is not None, "the likelihood has no distribution to mix"
         self._networks, self._count = law, len(outputs)
         self._below = self._outputs.new_empty(0, *outputs.shape[1:2], *shape_of(law)[1:])
         super().__init__(torch.Size(outputs.shape[1:2]), shape_of(law)[1:], validate_args=False)

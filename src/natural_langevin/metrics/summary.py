@@ -190,10 +190,10 @@ def _against_others(
     elif single_nll is not None and nll - sure > single_nll + WORSE:
         found.append(
             f"One network alone predicts better ({single_nll:.3f} against {nll:.3f} nats per "
-            "sample). Where training rows are few that is no fault: networks differ then, and it "
-            "was chosen by these very samples. Otherwise some draws are poor: "
+            "sample). With few training rows this is expected: networks differ, and the best of "
+            "them was picked on these samples. Otherwise some draws are poor: "
             "posterior.diagnose(x) says whether chains have not converged; sample(data, "
-            'until="ess:400") goes on until they say more.'
+            'until="ess:400") runs until there are enough draws.'
         )
     return found
 

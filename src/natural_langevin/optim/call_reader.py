@@ -111,7 +111,7 @@ def scaled(deltas: Tensors, scale: Tensor) -> Tensors:
 def _unexpected(name: str) -> str:
     return (
         f"layer {name!r} was not called as in the rehearsal of this batch's shape: does the "
-        "network choose its layers by the values of its inputs, or call them without gradients, as "
-        "torch.utils.checkpoint does (there use_reentrant=False serves)? "
-        "Use preconditioners.RMSProp() or Euclidean() for such a network"
+        "network choose its layers by the values of its inputs, or call them without gradients, "
+        "as torch.utils.checkpoint does (use use_reentrant=False there)? Use "
+        "preconditioners.RMSProp() or Euclidean() for such a network"
     )

@@ -679,13 +679,14 @@ def _check_dynamics(dynamics: Integrator) -> Integrator:
         )
     if dynamics.compares_energies or dynamics.tunes:
         raise ValueError(
-            f"{dynamics!r} compares energies or tunes its step size, for which it asks for losses "
-            'of its own: use Underdamped(integrator="baoab"), or Langevin(...)'
+            f"{dynamics!r} evaluates losses by itself, to accept steps or to tune the step size, "
+            'which a training loop cannot offer: use Underdamped(integrator="baoab"), or '
+            "Langevin(...)"
         )
     if _moves_first(dynamics):
         raise ValueError(
-            f"{dynamics!r} moves before it asks for a gradient, which a training loop gives at the "
-            'parameters themselves: use Underdamped(integrator="baoab"), or Langevin(...)'
+            f"{dynamics!r} needs gradients between two steps, but a training loop computes them "
+            'at the parameters: use Underdamped(integrator="baoab"), or Langevin(...)'
         )
     return dynamics
 

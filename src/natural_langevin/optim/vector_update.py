@@ -339,7 +339,7 @@ class VectorUpdate:
             reason = str(error).split("\n")[0] or type(error).__name__
         if not reason:
             return kernels
-        log.warning("no kernels for the optimizer's step (%s): torch's operations serve", reason)
+        log.warning("no kernels for the optimizer's step (%s): using torch operations", reason)
         return None
 
     def _own_moments(self, moments: Moments) -> Moments:

@@ -134,7 +134,10 @@ def sharpness(
     before, after = (nll(TemperatureScaling(s)(mixture.double()), y) for s in (1.0, scale))
     gain, beta = (before - after) * len(y), float(f"{1 / scale:.3g}")
     if beta < 1.0:
-        return 1.0, f"the trial's {len(y)} held-out labels ask for {beta:g}; a run is less sure"
+        return 1.0, (
+            f"the trial's {len(y)} held-out labels favour {beta:g}, but a run is less "
+            "sure than a trial"
+        )
     if not gain >= least_gain:
         return 1.0, f"{beta:g} would gain {gain:.2g} nats on {len(y)} held-out labels: too few"
     return beta, f"{gain:.3g} nats gained on {len(y)} held-out labels"
@@ -343,5 +346,5 @@ def raised(learned: Params, y: Tensor) -> Params:
     floor = least_noise(y)
     variance = learned["variance"]
     if bool((variance < floor**2).any()):
-        log.info("the learned noise is below what %d rows can tell: %.2g is taken", len(y), floor)
+        log.info("the learned noise is smaller than %d rows can resolve: using %.2g", len(y), floor)
     return learned | {"variance": variance.clamp_min(floor**2)}

@@ -1,12 +1,12 @@
 """Plan: everything that a run will do, decided beforehand (``recipe.decide``) and frozen.
 
-    plan = sampler.plan(data)                  # runs the search for what was left open, and no more
+    plan = sampler.plan(data)                  # only searches for what was not given
     print(plan)                                # a table, with a reason for every line
     posterior = sampler.sample(data, plan=dataclasses.replace(plan, steps=5000))
 
-A plan holds numbers and words alone, so that it goes to JSON and back. Metric, integrator and prior
-are the sampler's own; the plan says which they are, and what was chosen about them: the prior's
-scale, the friction, the step size.
+A plan holds only numbers and strings, so that it can be stored as JSON. Metric, integrator and
+prior are the sampler's; the plan names them and holds what was chosen for them: the prior's scale,
+the friction, the step size.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ FORMAT = 3
 
 @dataclass(frozen=True)
 class Descent:
-    """How chains go downhill before they sample (see ``run.descent``): rounds of so many steps,
-    until one lowers the loss by less than ``enough`` nats per sample (``costly_enough`` where steps
-    are run eagerly, or a round takes more than ``most_work`` operations of a chain)."""
+    """The descent before sampling (see ``run.descent``): rounds of ``steps`` steps, until one
+    lowers the loss by less than ``enough`` nats per sample (``costly_enough`` where steps are run
+    eagerly, or a round takes more than ``most_work`` operations of a chain)."""
 
     rounds: tuple[int, ...]
     enough: float
@@ -51,7 +51,7 @@ class Descent:
     epochs: int = 3  # of the first round at least
 
     def rows_of_batch(self, num_data: int, usual: int) -> int:
-        """Rows of a minibatch of the descent, where the run has ``usual`` ones."""
+        """Rows of a minibatch of the descent; ``usual`` are those of the run."""
         if self.batch is None:
             return usual
         return min(usual, max(self.batch, self.epochs * num_data // self.rounds[0]))
@@ -59,14 +59,14 @@ class Descent:
 
 @dataclass(frozen=True)
 class EndRule:
-    """When a run of open length was long enough (see ``run.ending``).
+    """The rule that ends a run whose length was not given (see ``run.ending``).
 
-    Its first part, a part 1 / ``first_part`` of the steps and ``first_steps`` at least, is all
-    where its chains agree and have enough effective draws, at ``rows`` of its inputs and around
-    them. Otherwise it was burn-in, and a part ``growth`` times as long follows; the last has what
-    is left of all steps that may be taken. ``remembered``: for how many batches the metric of a
-    part counts in the average of the one that follows it. ``rhat``: up to which chains agree, where
-    predictions are all that is asked for; None: as ``posterior.diagnose`` says."""
+    The first part has a fraction 1 / ``first_part`` of the steps, at least ``first_steps``. The run
+    ends there if the chains agree and have enough effective draws, at ``rows`` of the inputs and
+    around them. Otherwise this part becomes burn-in, and a part ``growth`` times as long follows;
+    the last part has all remaining steps. ``remembered``: the number of batches that the metric of
+    one part counts for in the average of the next. ``rhat``: the limit below which chains agree, if
+    only predictions are needed; None: that of ``posterior.diagnose``."""
 
     first_part: int
     first_steps: int
@@ -78,8 +78,9 @@ class EndRule:
 
 @dataclass(frozen=True)
 class OpenEnd:
-    """When a run of open length ends: by the ``rule``, after ``most`` steps in all. ``of``: the
-    steps that this was made for; a length that somebody changes is run as it is."""
+    """The end of a run whose length was not given: by the ``rule``, or after ``most`` steps in all.
+    ``of``: the steps that this was made for; if the plan's steps are changed, they are run as
+    given."""
 
     of: int
     most: int
@@ -88,8 +89,9 @@ class OpenEnd:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What held-out rows say of predictions: the power of class probabilities; how far networks
-    are from their mean, with the noise's widths that go with it and its variance there."""
+    """Calibration of predictions on held-out rows: the power of class probabilities; or the share
+    of the networks' distance from their mean that is kept, with the weights of noise levels and the
+    noise variance that go with it."""
 
     sharpness: float | None = None
     spread: float | None = None
@@ -143,12 +145,12 @@ class Plan:
 
     @property
     def by_recipe(self) -> bool:
-        """Whether the recipe's own dynamics run."""
+        """Whether the run uses the recipe's dynamics."""
         return self.friction is not None
 
     def lengths(self) -> list[tuple[int, int, int]]:
-        """Steps, burn-in and thinning of what is run one after the other, each the last unless the
-        one before was too short."""
+        """Steps, burn-in and thinning of the parts of the run; a part runs only if the one before
+        was too short."""
         end = self.end
         if end is None or end.of != self.steps:
             return [self.usual(self.steps, self.burn_in, self.thin)]
@@ -162,7 +164,8 @@ class Plan:
     def usual(
         self, steps: int, burn_in: int | None = None, thin: int | None = None
     ) -> tuple[int, int, int]:
-        """Steps, burn-in and thinning, where these are open: a third, and about ``draws`` draws."""
+        """Steps, burn-in and thinning; by default burn-in is a third, and ``thin`` gives about
+        ``draws`` draws."""
         burn_in = steps // 3 if burn_in is None else burn_in
         thin = max(1, (steps - burn_in) // self.draws) if thin is None else thin
         return steps, burn_in, thin
@@ -191,7 +194,7 @@ class Plan:
 
     @staticmethod
     def from_config(config: Mapping[str, Any]) -> Plan | None:
-        """The plan that a run's configuration tells of, if it does and is of this version."""
+        """The plan in a run's configuration; None if there is none, or one of another version."""
         found = config.get("plan")
         if not isinstance(found, Mapping) or found.get("format") != FORMAT:
             return None
@@ -199,7 +202,7 @@ class Plan:
 
     @staticmethod
     def from_json(text: str) -> Plan:
-        """What ``to_json`` wrote."""
+        """The plan that ``to_json`` wrote."""
         return Plan._from(text)
 
     @staticmethod

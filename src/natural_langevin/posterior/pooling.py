@@ -33,8 +33,8 @@ def chosen(chains: Chains, healthy: list[int], count: int, config: Mapping[str, 
             others = ", ".join(map(str, groups[1:4])) + (", ..." if len(groups) > 4 else "")
             raise ValueError(
                 f"the chains have {len(kinds)} temperatures, powers or priors, and so as many "
-                f"posteriors: choose with chains={groups[0]} (the others are {others}), or "
-                'pool them all the same with chains="all"'
+                f"posteriors: choose with chains={groups[0]} (the others are {others}), or pool "
+                'them anyway with chains="all"'
             )
     else:
         wanted = [whole_number("chains", c) for c in chains]

@@ -52,32 +52,31 @@ class Posterior(Draws):
     """``samples[name]`` is (chain, draw, *shape); ``mean`` and ``last`` are (chain, *shape).
 
     ``mean`` is the running average theta_mean <- (1 - mu_t) theta_mean + mu_t theta of the *last*
-    iterates (with mu_t = 1/sqrt(t), about 2 sqrt(t) of them), as the paper has it: a network to
-    use, and no estimate of the posterior's mean. ``sample_mean``, over all kept draws, is that.
+    iterates (with mu_t = 1/sqrt(t), about 2 sqrt(t) of them), as in the paper: one network to
+    predict with, not an estimate of the posterior mean. That is ``sample_mean``, over all kept
+    draws.
 
     A chain that diverged keeps the samples drawn before; the missing ones are NaN. Predictions and
     the pooled mean leave it out.
 
-    ``sharpness`` (1: none) is what predictions of classes raise the mean of the networks' class
-    probabilities to, learned on held-out rows where the recipe tries the prior's scale (see
-    ``sharpening``); ``config["noise_widths"]``, of numbers with learned noise, how much of it is
-    of which width, and ``config["spread"]`` how much of the networks' distance from their mean is
-    kept; ``config["trained_share"]``, of a run from a trained network, the weight that this has in
-    predictions beside the draws (see ``calibration``). They belong to predictions alone: the draws
-    are of the same posterior, at the same temperature, and ``samples``, ``network`` and
-    ``log_likelihood`` know nothing of them.
+    Predictions are calibrated on rows that the recipe held out (see ``calibration``). Classes: the
+    mean of the networks' probabilities is raised to the power ``sharpness`` (1: none). Numbers:
+    ``config["noise_widths"]`` weighs several noise levels, and ``config["spread"]`` is the share of
+    the networks' distance from their mean that is kept. ``config["trained_share"]`` is the weight
+    of the trained network that a run started from. Only predictions are affected: ``samples``,
+    ``network`` and ``log_likelihood`` are those of the uncalibrated posterior.
     """
 
     @property
     def plan(self) -> Plan | None:
-        """What was run: everything that was decided about it, and why. None of a posterior that no
-        plan was made for (``optim``, older files)."""
+        """The plan that was run, with a reason for every choice. None if there was no plan
+        (``optim``, older files)."""
         return Plan.from_config(self.config)
 
     @property
     def sharpness(self) -> float:
-        """The power of the mean class probabilities that is predicted; 1.0: the plain mixture. It
-        may be set, and is saved with the posterior."""
+        """The power to which predictions raise the mean class probabilities; 1.0 is the plain
+        mixture. It can be set, and is saved with the posterior."""
         return sharpness_of(self, None, "ensemble")
 
     @sharpness.setter
@@ -85,11 +84,11 @@ class Posterior(Draws):
         self.config = self.config | {"sharpness": check_sharpness(value)}
 
     def calibrated(self, on: bool = True) -> Posterior:
-        """The same draws, whose predictions are those of the posterior itself with ``False``:
-        without the sharpness, the spread and the widths of noise that held-out rows have taught.
+        """The same draws with uncalibrated predictions (``False``): without the sharpness, the
+        spread and the noise levels that were fitted to held-out rows.
 
-        Scores, ``predict``, ``distill``, ``export`` and files of what is returned are without them
-        too; ``True`` is the posterior as it is."""
+        ``predict``, scores, ``distill``, ``export`` and saved files of the result are uncalibrated
+        too. ``True`` returns the posterior as it is."""
         if on:
             return self
         found = copy.copy(self)
@@ -180,16 +179,18 @@ class Posterior(Draws):
         chains: Chains = None,
         sharpness: float | None = None,
     ) -> ClassificationScores | RegressionScores:
-        """Scores on labelled data of what ``predict`` says; ``print`` them.
+        """Scores the predictions on labelled data; ``print`` shows them.
 
-        Beside the negative log-likelihood stand that of a blind guess, which ignores the inputs,
-        and that of the best single network. ``verdicts`` say whether the predictions are usable.
+        The negative log-likelihood is compared with that of a blind guess, which ignores the
+        inputs, and with that of the best single network. ``verdicts`` say whether the predictions
+        are usable.
 
         Args:
             x: Inputs; or inputs and targets together, as ``Langevin.sample`` takes them.
             y: Targets. Binary targets, and the positions of a sequence, count as samples each.
-            ood: Inputs of another kind: how well epistemic uncertainty tells them from ``x``.
-            estimate: As for ``predict``, and so are the rest.
+            ood: Out-of-distribution inputs: also scores how well epistemic uncertainty separates
+                them from ``x``.
+            estimate: As for ``predict``, like the other arguments.
         """
         options = evaluation.Options(estimate, chains, batch_size, sample_batch, sharpness)
         outside = None
@@ -210,10 +211,9 @@ class Posterior(Draws):
     ) -> Tensor:
         """ln p(y_n | x_n, theta) of every draw and datum, in nats: (chain, draw, N).
 
-        What leave-one-out cross-validation and WAIC are made of: ``to_arviz(data=(x, y))`` hands
-        it to ``arviz.loo``. Of the networks as they are, whatever the ``sharpness`` of their mean.
-        At temperatures other than 1 the draws are not from the posterior that those formulas
-        assume."""
+        Leave-one-out cross-validation and WAIC need it: ``to_arviz(data=(x, y))`` passes it to
+        ``arviz.loo``. It is never calibrated. At temperatures other than 1 the draws are not from
+        the posterior that those formulas assume."""
         self.shards.check_whole("log_likelihood")
         x, y = self.signature.labelled(x, y)
         return evaluation.log_likelihood(
@@ -260,8 +260,8 @@ class Posterior(Draws):
         )  # fmt: skip
 
     def _likelihood_at_mean(self) -> Likelihood:
-        """The likelihood for networks that are handed out: a parameter of its own that was sampled
-        is at the mean of its logarithm."""
+        """The likelihood for networks that are returned to users: its own parameter, if it was
+        sampled, is fixed at the mean of its logarithm."""
         own, name = self.likelihood.own_parameter, weight_name(self.likelihood)
         if own is None or name is None or self.likelihood.outputs_per_target > 1:
             return self.likelihood
@@ -278,11 +278,11 @@ class Posterior(Draws):
         sharpness: float | None = None,
     ) -> None:
         """Writes the predictor as one file for serving. It maps inputs to (mean, total, epistemic),
-        as ``predict`` does; sharpened probabilities in a fixed number of operations, to 0.01.
+        as ``predict`` does; sharpened probabilities agree to 0.01.
 
         Args:
             path: The file.
-            example: Inputs like those to come; any number of them is then accepted.
+            example: Example inputs; the number of rows may differ later.
             format: "torch" (``torch.export``, .pt2) or "onnx" (the extra ``export``).
             estimate: As for ``predict``.
             sharpness: As for ``predict``.
@@ -314,15 +314,16 @@ class Posterior(Draws):
         halved: Posterior | None = None,
         held_out: Any = None,
     ) -> diagnostics.Diagnosis:
-        """Has the chain converged, does it explore, is its noise right? ``print`` the answer.
+        """Tests whether the chains have converged, explore, and have the right noise; ``print``
+        shows the result.
 
         R-hat and effective sample size of the network's outputs, distances between chains,
         divergences, and the temperature of a step that the run measured.
 
         Args:
             x: Inputs at which predictions are compared; a few dozen are enough.
-            data: The training data (x, y): also reads the temperature of the samples.
-            prior: The prior again, for a loaded posterior with ``data``.
+            data: The training data (x, y): also measures the temperature of the samples.
+            prior: The prior, which a loaded posterior does not hold; needed with ``data``.
             parameters: Patterns of names of parameters to compare as well.
             beyond: Whether predictions are also compared between and outside of the rows ``x``, at
                 corners, and with shuffled columns.
@@ -344,18 +345,17 @@ class Posterior(Draws):
         )  # fmt: skip
 
     def followed(self, x: Tensor, chains: Chains) -> Tensor:
-        """Every network's own outputs along the draws, (chain, draw, B, ...); of classes, their
-        probabilities."""
+        """Every network's outputs, (chain, draw, B, ...); for classes, probabilities."""
         return diagnosis.followed(self, x, self.chosen(chains))
 
     def to_arviz(self, x: Inputs | None = None, *, data: Any = None, seed: int = 0) -> Any:
-        """The healthy chains' samples as the installed ArviZ has them, an ``InferenceData`` before
-        its version 1 and a ``DataTree`` since: one variable per parameter tensor, and
-        ``prediction`` for the inputs ``x`` when they are given, all of the networks as they are.
-        With the training ``data`` (x, y), also the groups ``log_likelihood`` (for ``arviz.loo`` and
+        """The draws of all chains that did not diverge, for ArviZ: an ``InferenceData`` before its
+        version 1, a ``DataTree`` since. There is one variable per parameter tensor, and
+        ``prediction`` for the inputs ``x`` if they are given, uncalibrated. With the training
+        ``data`` (x, y), also the groups ``log_likelihood`` (for ``arviz.loo`` and
         ``arviz.compare``), ``posterior_predictive`` (targets drawn with ``seed``, one of every
         network), ``observed_data``, and in ``sample_stats`` the log density ``lp`` of every draw
-        (of a saved posterior, which has no prior: not)."""
+        (not for a saved posterior, which has no prior)."""
         self.shards.check_whole("to_arviz")
         predictions = pointwise = None
         if x is not None:
@@ -365,10 +365,10 @@ class Posterior(Draws):
         return arviz.inference_data(self, predictions, data, pointwise, seed=seed)
 
     def log_density(self, data: Any) -> Tensor:
-        """ln alpha(theta) + beta sum_n ln p(y_n | x_n, theta) of every draw of the healthy chains,
-        over the ``data`` (x, y), beta the power of the likelihood: the unnormalised log posterior
-        at temperature 1, in nats and float64, (chain, draw). ``Langevin.log_density`` has that of
-        any weights."""
+        """The unnormalised log posterior of every draw of the chains that did not diverge, over the
+        ``data`` (x, y): ln alpha(theta) + beta sum_n ln p(y_n | x_n, theta), beta the power of the
+        likelihood, at temperature 1, in nats and float64, (chain, draw). ``Langevin.log_density``
+        computes it for any weights."""
         if self.prior is None:
             raise ValueError(
                 "the log density needs the prior, which a saved posterior does not hold: "
@@ -382,10 +382,10 @@ class Posterior(Draws):
 
         Saved are samples, running means, last iterates, the likelihood, the trace and the
         configuration. Not saved are the model's code, its frozen parameters and its buffers: of
-        these a fingerprint is kept, and ``load`` refuses a model in which they differ. What the
-        folder held before is replaced in one moment: a save that fails or is killed leaves it as
-        it was. Samples that a run wrote to this folder itself (``store=folder``) stay where they
-        are.
+        these a fingerprint is kept, and ``load`` refuses a model in which they differ. A posterior
+        that the folder held before is replaced atomically: a save that fails or is killed leaves it
+        unchanged. Samples that the run already wrote to this folder (``store=folder``) stay in
+        place.
         """
         run = {"diverged": self.diverged.long(), "trace": self.trace.double()}
         storage.write(
@@ -414,10 +414,9 @@ class Posterior(Draws):
     ) -> Posterior:
         """Reads a saved posterior of this model. Only a ``LogLoss`` must be given again.
 
-        With ``memory_map=True`` the samples stay on the disk and are read when they are needed,
-        also to predict with more of them than fit into memory; do not change the folder
-        meanwhile. All files are read through once and compared with their checksums: one that is
-        damaged, or is not of this model, is a ``StorageError``.
+        With ``memory_map=True`` the samples stay on the disk and are read when needed, so that more
+        of them can be used than fit into memory; do not change the folder meanwhile. The checksum
+        of every file is verified: a damaged file, or one of another model, raises ``StorageError``.
         """
         model = plain_copy(model)
         prepare_model(model, log)
@@ -442,7 +441,7 @@ class Posterior(Draws):
 
 
 def _plain(sharpness: float | None, calibrated: bool) -> float | None:
-    """The sharpness that is asked for: 1.0 where predictions are not to be calibrated."""
+    """The sharpness to use: 1.0 for uncalibrated predictions."""
     if not calibrated and sharpness is not None:
         raise ValueError(f"calibrated=False is without sharpness, got sharpness={sharpness!r} too")
     return sharpness if calibrated else 1.0

@@ -1,4 +1,4 @@
-"""Prediction: what many networks say together of one batch of inputs, and how sure they are."""
+"""Prediction: the average of many networks for one batch of inputs, and its uncertainty."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class Prediction(NamedTuple):
     entropy of the mean, aleatoric = mean entropy, epistemic = their difference (the mutual
     information between label and weights). Numbers and counts: ``mean`` is the predictive mean and
     the uncertainties are variances, total = aleatoric (the networks' own, on average) + epistemic
-    (of their means); None where the likelihood knows no distribution.
+    (of their means); None if the likelihood has no distribution.
 
-    ``quantiles``, when asked for, has one row per level. Numbers and counts: of the predictive
-    distribution, the noise included (without it where the likelihood knows no distribution).
-    Classes: of every class's probability over the networks.
+    ``quantiles``, if requested, has one row per level. Numbers and counts: quantiles of the
+    predictive distribution, noise included (without it if the likelihood has no distribution).
+    Classes: quantiles of every class's probability over the networks.
 
     ``error``, where samples are kept, is the Monte-Carlo standard error of ``mean`` (see
-    ``monte_carlo``): more draws make it smaller, and it says nothing of the data's own noise.
+    ``monte_carlo``): more draws make it smaller; it does not include the noise of the data.
 
     With a ``sharpness`` other than 1 (see ``sharpening``) ``mean`` is the sharpened mixture, and
     ``samples`` are the networks' probabilities after one shift common to all of them: ``mean`` is
-    the mean of ``samples`` and total = aleatoric + epistemic then, too.
+    still the mean of ``samples``, and total = aleatoric + epistemic.
     """
 
     mean: Tensor
@@ -54,7 +54,7 @@ class Prediction(NamedTuple):
     error: Tensor | None = None  # of the shape of ``mean``
 
     def __repr__(self) -> str:
-        """Of ``samples`` the shape: hundreds of networks would hide what they say together."""
+        """Shows only the shape of ``samples``, which may hold hundreds of networks."""
         shown = {
             k: f"tensor of shape {tuple(v.shape)}" if k == "samples" and v is not None else v
             for k, v in self._asdict().items()
@@ -62,7 +62,7 @@ class Prediction(NamedTuple):
         return f"Prediction({', '.join(f'{k}={v}' for k, v in shown.items())})"
 
     def _repr_html_(self) -> str:
-        """The first inputs; of several outputs or classes the first of each."""
+        """A table of the first inputs, with the first outputs or classes of each."""
         count = min(len(self.mean), MOST_SHOWN[0])
         flat = self.mean[:count].reshape(count, -1)[:, : MOST_SHOWN[1]].tolist()
         parts = {
@@ -81,13 +81,13 @@ class Prediction(NamedTuple):
 
 
 class Averager:
-    """Takes the networks' outputs chunk by chunk, and says what they predict together.
+    """Averages the networks' outputs, chunk by chunk, into a ``Prediction``.
 
     ``count`` networks in all; ``state`` is what the likelihood learned, a value for each network
-    that will be added. Only what was asked for is kept: without samples, quantiles or the
-    ``whole`` distribution, memory does not grow with the number of networks. With a ``sharpness``
-    other than 1 all class probabilities of a batch are held until ``settle``; ``draws`` of every
-    chain then ask for ``moves``. So are the outputs with a ``spread`` other than 1.
+    that will be added. Only what was requested is kept: without samples, quantiles or the ``whole``
+    distribution, memory does not grow with the number of networks. With a ``sharpness`` other than
+    1 all class probabilities of a batch are held until ``settle``; ``draws`` of every chain then
+    ask for ``moves``. So are the outputs with a ``spread`` other than 1.
     """
 
     def __init__(
@@ -134,8 +134,7 @@ class Averager:
         self._held.append(log_p)
 
     def settle(self) -> None:
-        """Brings networks closer to their mean, or sharpens it, when all of them have been added
-        and pooled."""
+        """Applies the spread or the sharpness, once all networks have been added and pooled."""
         if self.sharpness == 1 and self.spread == 1:
             return
         held, self._held = torch.cat(self._held), []
@@ -151,7 +150,7 @@ class Averager:
             self.moves = sharpening.moves(blocks, self.sharpness)
 
     def _take(self, new: NetworkPredictions, outputs: Tensor) -> None:
-        """Adds what networks say to what is kept."""
+        """Adds predictions of networks to the sums."""
         self._predicted = new
         numbers = new.classes is None
         if self.keep_samples or (self.levels and (not numbers or new.spread is None)):
@@ -167,7 +166,7 @@ class Averager:
         self._sums = [a + b for a, b in zip(self._sums, sums, strict=True)] if self._sums else sums
 
     def pool(self, add_up: Callable[[Tensor], Tensor], join: Callable[[Tensor], Tensor]) -> None:
-        """Puts together what several of these have seen: sums added up, networks side by side."""
+        """Merges several averagers: sums are added, networks concatenated."""
         self._values, self._outputs, self._held = (
             [join(torch.cat(kept))] if kept else []
             for kept in (self._values, self._outputs, self._held)
@@ -215,7 +214,7 @@ class Averager:
             return of_classes(classes, means.double())
         if not self._outputs:
             raise TypeError(
-                f"{type(self.likelihood).__name__} knows no predictive distribution: give "
+                f"{type(self.likelihood).__name__} has no predictive distribution: give "
                 "LogLoss(fn, distribution=...), or score posterior.predict(x).samples with your "
                 "own loss"
             )
@@ -266,7 +265,7 @@ def join(parts: Sequence[Prediction]) -> Prediction:
 
 
 def one_tensor(outputs: Any) -> Tensor:
-    """Outputs that can be averaged, or an error that says what to do with others."""
+    """The outputs, if they are one tensor that can be averaged; otherwise raises an error."""
     if not isinstance(outputs, Tensor):
         raise TypeError(
             f"predict needs a network whose output is one tensor, got a "

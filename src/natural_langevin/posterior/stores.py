@@ -172,7 +172,7 @@ class InFolder:
 
     def put(self, draw: int, values: Params) -> None:
         """Writes one draw of all chains to its places in the file."""
-        assert self._file is not None, "begin or restore comes first"
+        assert self._file is not None, "call begin or restore first"
         digest = hashlib.sha256()
         with self._writing():
             for name in self._specs:
@@ -203,8 +203,8 @@ class InFolder:
                         digest.update(handle.read(self._size(name)))
                 if _check(digest) != self._checks[draw]:
                     raise StorageError(
-                        f"draw {draw} in {self.path} is damaged: its numbers are not those that "
-                        "were written. Start again in another folder"
+                        f"draw {draw} in {self.path} is damaged: its values differ from those "
+                        "that were written. Start again in another folder"
                     )
 
     def tree(self) -> Params:

@@ -59,8 +59,8 @@ class EigenKroneckerFisher(FactoredPreconditioner):
         super().__post_init__()
         if self.refresh is None:
             raise ValueError(
-                "refresh must be a whole number of looks at a batch, got None: 1 finds "
-                "eigenvectors at every look"
+                "refresh must be a whole number of statistics updates, got None: 1 recomputes "
+                "eigenvectors at every update"
             )
 
     def init(self, params: Params, units: Units) -> Metric:

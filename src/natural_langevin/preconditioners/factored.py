@@ -93,7 +93,7 @@ class FactoredPreconditioner(FisherPreconditioner):
         whole = isinstance(self.refresh, int) and not isinstance(self.refresh, bool)
         if self.refresh is not None and not (whole and self.refresh >= 1):
             raise ValueError(
-                "refresh must be a whole number of looks at a batch from 1 on, got "
+                "refresh must be a whole number of statistics updates, at least 1, got "
                 f"{self.refresh!r}"
             )
 

@@ -45,7 +45,7 @@ class FullFisher(FisherPreconditioner):
             raise ValueError(
                 f"FullFisher stores a dense matrix and refuses more than {self.max_parameters} "
                 f"parameters; this model has {count}. Use QuasiDiagonalFisher(), or raise "
-                f"FullFisher(max_parameters={count}) knowingly"
+                f"FullFisher(max_parameters={count})"
             )
         first = next(iter(params.values()))
         identity = torch.eye(count, dtype=first.dtype, device=first.device)

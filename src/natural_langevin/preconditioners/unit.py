@@ -84,10 +84,10 @@ class UnitFisher(FisherPreconditioner):
             fan_in = rows.shape[-1] - bool(group.weights)
             if fan_in > self.max_fan_in:
                 raise ValueError(
-                    f"UnitFisher stores a matrix of fan-in squared for every unit and refuses more "
-                    f"than {self.max_fan_in} inputs; the units of {group.names[-1]!r} have "
+                    "UnitFisher stores a matrix of fan-in squared for every unit and refuses "
+                    f"more than {self.max_fan_in} inputs; the units of {group.names[-1]!r} have "
                     f"{fan_in}. Use KroneckerFisher() or QuasiDiagonalFisher(), or raise "
-                    f"UnitFisher(max_fan_in={fan_in}) knowingly"
+                    f"UnitFisher(max_fan_in={fan_in})"
                 )
             metric["blocks"] |= nested(group, identity(rows.shape[-1], rows[..., 0]))
         return metric

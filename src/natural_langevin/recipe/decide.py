@@ -72,9 +72,9 @@ def decide(
         steps=asked.steps, burn_in=asked.burn_in, thin=asked.thin, batch_size=asked.batch_size
     )
     processes = motion.problem.chains.processes
-    log.info("recipe=%r fills what is left open", given.recipe)
+    log.info("recipe=%r chooses what was not given", given.recipe)
     if given.by_recipe:
-        with processes.together("choosing what was left open"):
+        with processes.together("choosing what was not given"):
             return _by_recipe(motion, given, asked, settings, limit)
     return _by_paper(motion, given, asked, settings, limit)
 
@@ -102,8 +102,8 @@ def adopted(motion: Motion, given: Given, plan: Plan, asked: Asked) -> Plan:
         theirs, ours = getattr(plan, name), getattr(here, name)
         if theirs != ours:
             raise ValueError(
-                f"the plan is of another sampler: {name} is {theirs} there, {ours} here. "
-                "Give a plan that this one's plan(data) returned"
+                f"the plan belongs to another sampler: {name} is {theirs} there, {ours} here. "
+                "Give a plan returned by this sampler's plan(data)"
             )
     return _with(plan, asked)
 
@@ -174,9 +174,9 @@ def _by_paper(
         steps = int(settings.time.more * steps) if limit.ends_run else steps
     if steps is None:
         raise ValueError(
-            "steps is needed with a step size of your own: sample(data, steps=...); with "
-            'step_size="auto", the default, a run knows its own length. With until=, steps is '
-            "the most that may be taken"
+            "steps is required with a given step size: sample(data, steps=...); with "
+            'step_size="auto", the default, the run chooses its length. With until=, steps is '
+            "the upper limit"
         )
     plan = _given_plan(motion, given, replace(asked, steps=steps, batch_size=batch_size))
     if not given.auto:

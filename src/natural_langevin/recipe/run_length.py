@@ -52,7 +52,9 @@ def choose(
         if burn_in is None and thin is None:
             most = _most(choice.way, settings) * (length.unmixed if choice.way == "native" else 1)
             end = OpenEnd(of=steps, most=min(affordable, most), rule=settings.end)
-        reason = f"{budget.relaxations} relaxation times of what only the prior sees"
+        reason = (
+            f"{budget.relaxations} relaxation times of directions that only the prior determines"
+        )
         if choice.relaxation is not None:
             reason = f"{relaxations} relaxation times of the slowest direction"
         if steps < wanted:

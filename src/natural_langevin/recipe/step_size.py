@@ -442,9 +442,9 @@ def refuse_loader(data: object) -> None:
     """Data of which no part can be held out."""
     if isinstance(data, DataLoader):
         raise ValueError(
-            'step_size="auto" must hold a part of the data out, which a DataLoader does not let '
-            "it do: give the tensors (x, y), or choose on a part of them that fits into memory "
-            'and use posterior.config["pilot"]["step_sizes"]'
+            'step_size="auto" must hold a part of the data out, which is not possible with a '
+            "DataLoader: give the tensors (x, y), or choose on a part of them that fits into "
+            'memory and use posterior.config["pilot"]["step_sizes"]'
         )
     if isinstance(data, Subsets):
         raise ValueError(
@@ -538,7 +538,10 @@ def _best(etas: Tensor, nll: Tensor, stable: Tensor) -> tuple[int, str]:
     best = int(torch.where(fine, nll, math.inf).argmin())
     why = f"held-out NLL {nll[best]:.4g}, the lowest of {len(etas)} step sizes"
     if edge < len(etas):
-        why += f" from {etas[0]:.2g} that are a notch below divergence, at {etas[edge]:.2g}"
+        why += (
+            f" from {etas[0]:.2g} that are one step of the grid below divergence, at "
+            f"{etas[edge]:.2g}"
+        )
     else:
         why += f" from {etas[0]:.2g} to {etas[-1]:.2g}, none of which diverged"
     if best == 0 or best == len(etas) - 1 == edge - 1:

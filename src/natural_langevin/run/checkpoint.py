@@ -207,13 +207,13 @@ def _is_file(name: str, leaf: Tensor) -> bool:
 def left_after_failure(checkpoint: bool) -> str:
     """What a run that could not write a checkpoint has left."""
     if checkpoint:
-        return "The checkpoint before it is intact: run the same again to go on from there"
-    return "There is no checkpoint before it: the run will start anew"
+        return "The previous checkpoint is intact: run the same command again to continue from it"
+    return "There is no previous checkpoint: the run will start from the beginning"
 
 
 def log_fallback(path: Path, problem: str) -> None:
     """A damaged checkpoint is passed over, and that is said."""
-    log.warning("%s cannot be used (%s): going on from the checkpoint before it", path, problem)
+    log.warning("%s cannot be used (%s): continuing from the previous checkpoint", path, problem)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -244,8 +244,8 @@ def check_checkpoint_of(folder: Path, there: About, here: About) -> None:
     remedy = "Use another folder, or the same settings and data"
     if "model" in differing(ours, theirs):
         remedy = (
-            "The network is another one, or has other weights: make it with the same ones, by "
-            "torch.manual_seed(0) before it is made or load_state_dict, or use another folder"
+            "The network differs, or its initial weights do: build it with the same weights "
+            "(torch.manual_seed(0) before, or load_state_dict), or use another folder"
         )
     check_same_run(
         folder, theirs, ours, what="a checkpoint of another run", error=OtherRunError,
@@ -271,9 +271,9 @@ def check_same_way(there: str, here: str) -> None:
         return
     known = (switch for word, switch in _SWITCHES.items() if word in there)
     raise OtherRunError(
-        f"the steps before this checkpoint were run another way ({there:.40} there, {here} here), "
-        f"and the run would end with other bits: continue with {next(known, 'the same version')}, "
-        "or start again in another folder"
+        f"the steps before this checkpoint were executed differently ({there:.40} there, {here} "
+        "here), so the result would not be bit-identical: continue with "
+        f"{next(known, 'the same version')}, or start again in another folder"
     )
 
 

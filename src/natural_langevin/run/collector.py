@@ -136,8 +136,8 @@ class SampleCollector:
         samples = self._store.tree()
         if self._store.files:
             raise ValueError(
-                "a run with its draws in a folder (store=) cannot be extended: its file has no "
-                "room for more. Keep them in memory, or sample anew with more steps"
+                "a run with its draws in a folder (store=) cannot be extended: its file has a "
+                "fixed size. Keep the draws in memory, or start a new run with more steps"
             )
         fewer = {name: value[:, :draws] for name, value in samples.items()}
         tree = self.tree()
@@ -197,7 +197,7 @@ class SampleCollector:
                     + (
                         "Its step size is most likely too large: try a tenth of it"
                         if step
-                        else "Its loss is so at the weights that it starts from"
+                        else "Its loss is non-finite at its initial weights"
                     ),
                     self._first + chain,
                     step,

@@ -192,7 +192,9 @@ def tree(state: State, collector: Collector) -> dict[str, Any]:
 def _say_interrupted(done: int, steps: int, kept: int, saved: bool) -> None:
     """What is there, and how to go on."""
     if saved:
-        log.warning("interrupted at step %d: run the same again to continue from there", done)
+        log.warning(
+            "interrupted at step %d: run the same command again to continue from there", done
+        )
         return
     if done == steps:
         log.warning(
@@ -213,8 +215,8 @@ def _check_divergence(state: State, running: bool) -> None:
         steps = state.diverged.tolist()
         if not any(steps):
             raise DivergenceError(
-                "the loss of the first minibatch is NaN or infinite at the weights that all chains "
-                "start from, before any step: look at what the network gives for it"
+                "the loss of the first minibatch is NaN or infinite at the initial weights of "
+                "all chains, before any step: check the network's output for it"
             )
         raise DivergenceError(
             f"all {len(steps)} chains became non-finite (at steps {steps}). The step size is most "

@@ -134,8 +134,8 @@ def single_step(
     refuse_anchors("step()", motion.frame)
     if problem.num_data is None:
         raise ValueError(
-            "step() cannot see how many data there are: give Langevin(..., num_data=N). "
-            "N sets the weight of the prior and the size of the noise"
+            "step() cannot know how many data there are: give Langevin(..., num_data=N). N sets "
+            "the weight of the prior and the size of the noise"
         )
     split = split_pair if chain_axis else problem.signature.split
     x, y = (t.to(problem.device) for t in split(batch))

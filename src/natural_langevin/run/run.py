@@ -237,8 +237,8 @@ def _phase(
                 log.info("%s: %d steps were burn-in, and %d follow", why, phase.steps, then.steps)
                 old += sink.files
                 return state
-            config["ended"] = f"its steps are spent: {why}" if why else "its chains agree"
-            log.info("the run ends, %s", config["ended"])
+            config["ended"] = f"no steps are left: {why}" if why else "its chains agree"
+            log.info("the run ends: %s", config["ended"])
         config |= description.length_reached(plan, phase, target, state, interrupted)
         if swaps is not None:
             config["exchange"] = swaps.report(state)
@@ -339,7 +339,7 @@ def _beside_trained(found: Posterior, problem: Problem) -> None:
     try:
         ours, own = found.evaluate(x, y).nll, given.evaluate(x, y, sharpness=1.0).nll
     except TypeError as error:  # a likelihood without a predictive distribution
-        log.info("not compared with the trained network: %s", error)
+        log.info("predictions were not compared with those of the trained network: %s", error)
         return
     said = f"{ours:.4g} nats on {len(x)} held-out rows, the trained network {own:.4g}"
     found.config["beside_trained"] = {"nll": ours, "trained_nll": own, "rows": len(x)}
@@ -351,7 +351,9 @@ def _beside_trained(found: Posterior, problem: Problem) -> None:
     share = calibration.trained_share(rows)
     found.config = found.calibrated(False).config | {"trained_share": share}
     found.trained = weights
-    log.warning("predictions have %s, whose own predictions now have the weight %.2g", said, share)
+    log.warning(
+        "predictions have %s: its own predictions are mixed in with weight %.2g", said, share
+    )
 
 
 def _notice(motion: Motion, plan: Plan, stream: Stream, said: set[str]) -> None:

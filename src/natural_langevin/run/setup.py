@@ -82,8 +82,8 @@ def local_folders(
         return
     if mesh.world > 1:
         raise ValueError(
-            f"{urls[0]} is a place of one process, and this run has {mesh.world}: give a folder "
-            "that all of them see"
+            f"{urls[0]} can be used by a single process only, and this run has {mesh.world}: give "
+            "a folder that all of them see"
         )
     with contextlib.ExitStack() as closing:
         folders = {

@@ -268,7 +268,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
             log.warning("%s", sentence)
         bad = np.flatnonzero(~encoded.usable)
         for row in bad[:5]:
-            log.warning("row %d: %s; the answer is that of an average row", row, encoded.notes[row])
+            log.warning("row %d: %s; it is predicted as an average row", row, encoded.notes[row])
         if len(bad) > 5:
             log.warning("and so do %d other rows: see features_.encode", len(bad) - 5)
         return encoded.x

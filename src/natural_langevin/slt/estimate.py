@@ -61,33 +61,37 @@ class LearningCoefficient:
         found, size = [], max(abs(self.value), 1e-12)
         lost = self.posterior.chains - len(self.posterior.healthy)
         if lost:
-            found.append(f"{lost} of {self.posterior.chains} chains diverged: smaller step_size.")
+            found.append(
+                f"{lost} of {self.posterior.chains} chains diverged: use a smaller step_size."
+            )
         if self.value < 2 * self.error or bool((self.chains < 0).any()):
             found.append(
                 f"The loss at w* is not the lowest nearby (chains: {_round(self.chains)}): w* is "
                 'no local minimum. Train it further, or use baseline="minimum".'
             )
         if self.trace.shape[1] < 4 or not math.isfinite(self.error):
-            found.append("Too few draws to tell an error: more steps.")
+            found.append("Too few draws to estimate the error: use more steps.")
             return found
         if self.rhat > RHAT:
             exact = " On so few weights dynamics.Adjusted() is an exact reference."
             found.append(
-                f"Chains have not mixed: R-hat {self.rhat:.2f}. More steps."
+                f"Chains have not mixed: R-hat {self.rhat:.2f}. Use more steps."
                 + (exact if self.weights <= SMALL else "")
             )
         if self.error > NOISY * size and self.value > 2 * self.error:
-            found.append(f"Noisy: the error is {self.error / size:.0%} of the value. More steps.")
+            found.append(
+                f"Noisy: the error is {self.error / size:.0%} of the value. Use more steps."
+            )
         if self.minibatch_bias > HOT * size:
             found.append(
                 f"Hot: minibatches raised the value by about {self.minibatch_bias:.3g}, which was "
-                "taken off. A larger batch_size, or a smaller step_size."
+                "subtracted. Use a larger batch_size or a smaller step_size."
             )
         change = math.log(2) * self.sensitivity
         if abs(change) > LOCAL * size and abs(self.sensitivity) > 3 * self.sensitivity_error:
             found.append(
-                f"It depends on gamma: twice as much would change it by {change:+.3g}. The "
-                "chains do not see a basin of w*, or see more than one; compare several gamma."
+                f"The value depends on gamma: doubling gamma would change it by {change:+.3g}. "
+                "The chains do not stay in the basin of w*; compare several values of gamma."
             )
         return found
 
@@ -103,7 +107,7 @@ class LearningCoefficient:
             f"beta = {self.power:.4g}, L(w*) = {self.baseline_loss:.5g} ({self.baseline}); "
             f"minibatches: {-self.minibatch_bias:+.2g}",
         ]
-        return "\n".join([*lines, *(self.warnings or ["No reason to doubt it was found."])])
+        return "\n".join([*lines, *(self.warnings or ["No problem was found."])])
 
     def plot(self) -> Any:
         """n beta (L_n - L_n(w*)) of every chain along its draws: a matplotlib figure."""

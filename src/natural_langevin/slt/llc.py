@@ -127,8 +127,8 @@ def check(likelihood: Likelihood, model: Any, baseline: str) -> None:
         first = next((p for p in model.parameters() if p.requires_grad), torch.zeros(()))
         if likelihood.init(1, dtype=first.dtype, device=first.device):
             raise ValueError(
-                f"a learning coefficient needs a likelihood that stays the same, and {likelihood!r}"
-                " learns: give its value, such as likelihoods.Gaussian(sigma=0.3)"
+                f"a learning coefficient needs a fixed likelihood, but {likelihood!r} is updated "
+                "from the data: give its value, such as likelihoods.Gaussian(sigma=0.3)"
             )
 
 

@@ -56,7 +56,7 @@ def refuse_model(model: nn.Module) -> None:
         if p.is_meta:
             raise ValueError(
                 f"{name!r} is on the meta device, where tensors have a shape and no values: load "
-                'its weights first, or make room for them with model.to_empty(device="cpu") and '
+                'its weights first, or allocate them with model.to_empty(device="cpu") and '
                 "initialise them"
             )
         if is_lazy(p):

@@ -43,7 +43,7 @@ def check_statistics(
         wrong = _wrong_parameters(gradients, params, state, x, y)
         if wrong and gradients.distrust(set(wrong)):
             log.info(
-                "the rules do not fit %s: per-sample gradients of the whole network instead",
+                "the rules do not fit %s: using per-sample gradients of the whole network",
                 ", ".join(map(repr, wrong)),
             )
             wrong = _wrong_parameters(gradients, params, state, x, y)

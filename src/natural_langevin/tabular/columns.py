@@ -267,7 +267,10 @@ def notation(cells: pd.Series, values: pd.Series, decimal: str, unit: str = "") 
         said = f"{' and '.join(named[:4])} left out {example(signs[named[0]])}"
         if len(signs) > 1:
             other = "others have none" if "" in signs else "others differ"
-            said += f", and {other} ({signs['' if '' in signs else named[1]]}): is all in one unit?"
+            said += (
+                f", and {other} ({signs['' if '' in signs else named[1]]}): do all values "
+                "have the same unit?"
+            )
         found.append(said)
     for level in [level for level in levels if "(" in level][:1]:
         found.append(f"parentheses are read as a minus {example(level)}")

@@ -145,7 +145,7 @@ class TableFit:
             short = replace(short, steps=min(steps, _steps_within(sampler, data, short, left / 2)))
         run = self._run(sampler, data, short, f"comparing {view} on held-out rows", trial=True)
         if len(run.healthy) < len(self.folds):
-            raise DivergenceError(f"a chain of {view} was lost")
+            raise DivergenceError(f"a chain of {view} diverged")
         said = [
             networks(run, view.network, view.inputs(self.x[fold]), [chain])
             for chain, fold in enumerate(self.folds)

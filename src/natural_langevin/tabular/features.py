@@ -99,7 +99,7 @@ class Features:
             shown = ", ".join(map(repr, missing[:8])) + (", ..." if len(missing) > 8 else "")
             raise DataError(
                 f"{label} lacks the column{'s' if len(missing) > 1 else ''} {shown} of the "
-                "training data: add what is missing, or rename what is called otherwise"
+                "training data: add the missing columns, or rename those with another name"
             )
 
     def encode(self, table: Table) -> Encoded:

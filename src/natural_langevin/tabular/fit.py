@@ -171,8 +171,8 @@ def _without_totals(
             first = int(rows.argmax())
             others = f" and {rows.sum() - 1:,} more" if rows.sum() > 1 else ""
             notices.append(
-                f"{name}: {short(str(cells.iloc[first]))} ({rest.where(first)}{others}) sums up "
-                "other rows: left out (if it is a row like the others, rename it)"
+                f"{name}: {short(str(cells.iloc[first]))} ({rest.where(first)}{others}) is a "
+                "total of other rows: left out (if it is an ordinary row, rename it)"
             )
             rest = rest.take(np.flatnonzero(~rows))
     return rest, notices
@@ -186,8 +186,8 @@ def _rare(target: Target, table: Table) -> list[str]:
         return []
     shown = ", ".join(rare[:6]) + (", ..." if len(rare) > 6 else "")
     return [
-        f"{target.name}: classes of fewer than {FEW_ROWS} rows are hardly learned, and one of a "
-        f"single row is not tested: {shown}"
+        f"{target.name}: classes with fewer than {FEW_ROWS} rows are hardly learned, and one with "
+        f"a single row is not tested: {shown}"
     ]
 
 

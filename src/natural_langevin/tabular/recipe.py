@@ -131,7 +131,7 @@ class Trials:
             scale = self._done[0].plan.prior_scale if self._done else self.fit.first_scale
             trial = self.fit.on_folds(view, self.fit.plan(view, scale))
         except DivergenceError:
-            log.info("%s: chains were lost, and it is left out", view)
+            log.info("%s: chains diverged, so it is left out", view)
             return
         self._done.append(trial)
         self._nll.append(rows_nll(_held_out(trial), self.y))
@@ -265,7 +265,7 @@ def _on_all_rows(fit: TableFit, trials: Sequence[Trial], weighed: Weighed) -> Le
             continue
         sound = fit.sound(trial.view, posterior)
         if left_out := len(posterior.healthy) * posterior.draws - len(sound):
-            log.info("%d networks ran away from the training rows, and are left out", left_out)
+            log.info("%d networks diverged from the training rows and are left out", left_out)
         members.append(Member(trial.view, posterior, sound, weight, weighed.factors[k]))
     total = sum(member.weight for member in members)
     members = [replace(member, weight=member.weight / total) for member in members]

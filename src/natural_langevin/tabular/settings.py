@@ -141,7 +141,7 @@ class Settings:
     def layers(self) -> tuple[int, ...]:
         """Units of the hidden layers, once they are known (``of_rows``)."""
         if isinstance(self.hidden, str):
-            raise TypeError('hidden is "auto": ask of_rows(n) first')
+            raise TypeError('hidden is "auto": call of_rows(n) first')
         return self.hidden
 
     @property

@@ -57,8 +57,8 @@ def warnings(quality: Mapping[str, Any]) -> list[str]:
     worse = [name for name in ("nll", "rmse", "accuracy") if _is_worse(name, scores, blind)]
     if "nll" in worse:
         found.append(
-            "Do not use it: it predicts worse than a guess that looks at no input. Give it more "
-            "rows, or columns that say something about the target."
+            "Do not use it: it predicts worse than a guess that ignores the inputs. Give it more "
+            "rows, or columns that are related to the target."
         )
     elif "rmse" in worse:
         found.append(
@@ -127,18 +127,14 @@ def _of_numbers(quality: Mapping[str, Any]) -> list[str]:
     spread = math.sqrt(max(0.0, said * (1 - said)) / rows)
     slices = _families(quality)
     verdict = _judge(share - said, spread, rows, "too wide", "too narrow", slices)
-    ends = (
-        f", and they were said to hold {percent(said)}"
-        if percent(said) != percent(INTERVAL)
-        else ""
-    )
+    ends = f"; the nominal share is {percent(said)}" if percent(said) != percent(INTERVAL) else ""
     surest, middle, least = (figure(value, 3) for value in quality["intervals"]["half"])
     blind = figure(quality["intervals"]["blind"], 3)
     return [
         f"Its {percent(INTERVAL)} intervals hold the truth in {round(share * rows):,} of {rows:,} "
         f"rows ({percent(share)}{ends}): {verdict}.",
-        f"A typical interval is the prediction ± {middle} (± {surest} where it is surest, "
-        f"± {least} where it is least sure); without looking at the inputs it would be ± {blind}.",
+        f"A typical interval is the prediction ± {middle} (± {surest} where it is surest, ± "
+        f"{least} where it is least sure); ignoring the inputs it would be ± {blind}.",
     ]
 
 

@@ -123,7 +123,7 @@ class _Survey:
             self.say(name, f"{what}: taken as categories")
             return self._category(name, cells)
         if self.named and count == len(cells):
-            self.say(name, f"{what}, another in every row, an identifier: left out")
+            self.say(name, f"{what}, different in every row, so an identifier: left out")
             return None
         found = self._number(name, cells, ".")
         if found is not None:
@@ -154,7 +154,7 @@ class _Survey:
         whole = (known == np.round(known)).all()
         distinct = len(np.unique(known)) == len(cells) > MOST_LEVELS
         if self.named and ID.search(name) and whole and distinct:
-            self.say(name, "a different whole number in every row, an identifier: left out")
+            self.say(name, "a different whole number in every row, so an identifier: left out")
             return None
         if not len(known) or known.min() == known.max():
             if len(known) and self.named and cells.dtype == np.float64 and cells.isna().any():
@@ -170,7 +170,7 @@ class _Survey:
             return Number(name, 0.0, 1.0, missing, decimal, unit)
         found = _mean_and_scale(known)
         if found is None:
-            self.say(name, "differences that rounding swallows: left out")
+            self.say(name, "differences below rounding precision: left out")
             return None
         low, high = np.quantile(known, [0.05, 0.95])
         if 0 < high - low < SWALLOWED * found[1]:
@@ -218,7 +218,7 @@ class _Survey:
             self.say(name, "the same in every row: left out")
             return None
         if self.named and len(levels) >= ALL_DIFFERENT and levels.max() == 1:
-            self.say(name, "another word in every row, which says nothing of new ones: left out")
+            self.say(name, "a different word in every row, of no use for new rows: left out")
             return None
         if self._copy(name, found):
             return None
@@ -250,7 +250,7 @@ class _Survey:
         self,
         name: str,
         values: pd.Series,
-        filled: str = "filled with the mean, and an input says so",
+        filled: str = "filled with the mean, and marked by an extra input",
     ) -> bool:
         missing = values.isna().to_numpy()
         count = int(missing.sum())

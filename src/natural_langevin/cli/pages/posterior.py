@@ -85,7 +85,7 @@ def _summary(quality: Mapping[str, Any]) -> str:
         return "No labelled rows were scored, so this page says how it was made and little else."
     scores, baseline = quality["scores"], quality.get("baseline") or {}
     if None in scores.values():
-        return "Its scores are not finite: the chains have run away from the data."
+        return "Its scores are not finite: the chains have diverged."
     rows = f"On {text.count(quality['rows'], 'row')} ({quality['data']})"
     if "accuracy" in scores:
         words = f"{rows} it is right in {text.percent(100 * scores['accuracy'], 1)} of cases"

@@ -53,5 +53,5 @@ def _backend(device: torch.device) -> Backend | None:
             cpu_linear.library()
             return Backend("native", cpu_linear.update_, cpu_linear.arrange)
     except Exception as error:  # no Triton, no compiler, or a driver they cannot work with
-        log.warning("no fused kernels (%s): the general step serves", str(error).split("\n")[0])
+        log.warning("no fused kernels (%s): using the general step", str(error).split("\n")[0])
     return None

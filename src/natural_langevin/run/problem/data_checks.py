@@ -33,8 +33,8 @@ def number_of_data(stream: Stream, num_data: float | None, chains: int) -> float
     problem = stream.wrong or ("" if stream.num_data else stream.unknown)
     if num_data is None and problem:
         raise ValueError(
-            f"{problem}: give Langevin(..., num_data=N) to sample with it all the same. "
-            "N sets the weight of the prior and the size of the noise"
+            f"{problem}: give Langevin(..., num_data=N) to sample with it anyway. N sets the "
+            "weight of the prior and the size of the noise"
         )
     if num_data is not None and stream.wrong:
         log.warning("%s", stream.wrong)

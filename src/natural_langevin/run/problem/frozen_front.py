@@ -96,7 +96,7 @@ def split_off(model: nn.Module, signature: Signature, x: Tensor) -> tuple[Back, 
         parts = [_features(model, layers[0], signature, part) for part in x.split(ROWS)]
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).strip().split("\n")[0]
-        log.info("the fixed part of the network is computed in every step: %s", reason)
+        log.info("the frozen part of the network is computed in every step: %s", reason)
         return None
     return back, torch.cat(parts)
 
@@ -110,7 +110,7 @@ def _compare(
     if {name for name, p in back.named_parameters() if p.requires_grad} != set(sampled):
         raise ValueError("parameters of the layers have other names in the network")
     if not torch.equal(_features(model, back.layers[0], signature, x), features):
-        raise ValueError("what goes into the layers is random")
+        raise ValueError("the input of the layers is random")
     generator = torch.Generator().manual_seed(0)
     for scale in (0.0, *SCALES):
         params = {
@@ -163,7 +163,7 @@ def without_front(problem: Problem) -> Problem:
         if again is None:
             return problem
         held_out = again[1], y_out
-    log.info("what stands before layer %s is fixed, and computed once", back.layers[0])
+    log.info("everything before layer %s is frozen, and computed once", back.layers[0])
     likelihood = problem.likelihood
     signature = Signature(back, discrete=likelihood.discrete, raw=likelihood.raw_outputs)
     return dataclasses.replace(

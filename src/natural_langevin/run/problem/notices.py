@@ -56,8 +56,8 @@ def announce(problem: Problem, title: str) -> None:
     nothing is heard until then."""
     if problem.chains.processes.first and not _usually_quick(problem.template):
         Progress(title, None).say(
-            "first the prior's width, a step size and a start are chosen from the data, which may "
-            "take as long as the run; prior= and step_size= of your own leave that out"
+            "choosing the prior's scale, the step size and the start from the data, which may "
+            "take as long as the run; give prior= and step_size= to skip it"
         )
 
 

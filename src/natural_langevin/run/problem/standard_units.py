@@ -55,9 +55,8 @@ def to_standard_units(problem: Problem, fitted: Fitted) -> Problem:
     for name, one in (("inputs x", units.x), ("targets y", units.y)):
         if one is not None:
             log.info(
-                "the %s are sampled from in units of their own mean and size, by column, and "
-                "losses are shown in these; what comes of it is in the given ones "
-                '(posterior.config["units"])', name
+                "the %s are standardised, column by column, for the run, and losses are shown in "
+                'these units; the posterior is in the given units (posterior.config["units"])', name
             )  # fmt: skip
     return in_units(problem, units)
 
@@ -211,7 +210,7 @@ def _agrees(problem: Problem, x: Tensor, units: Units) -> bool:
             if not apart <= APART * float(inside.abs().max()):
                 return False
     except Exception as error:  # whatever a network says to inputs it was not made for
-        log.debug("units cannot be had back: %s", error)
+        log.debug("cannot convert back to the given units: %s", error)
         return False
     return True
 

@@ -74,8 +74,8 @@ def fix_running_statistics(model: nn.Module) -> None:
         module.eval()
     if known:
         log.info(
-            "%d layers with running statistics (%s, ...) are in evaluation mode: the statistics of "
-            "training stand", len(known), known[0][0],
+            "%d layers with running statistics (%s, ...) are in evaluation mode and keep the "
+            "statistics of training", len(known), known[0][0],
         )  # fmt: skip
 
 
@@ -94,8 +94,9 @@ def prior_scale(model: nn.Module) -> float | None:
         return None
     found = size({k: p.detach()[None] for k, p in model.named_parameters() if p.requires_grad})
     log.info(
-        "the prior's variance is that of the trained weights: rows that the fixed weights "
-        "were trained on cannot choose it. Give held_out=(x, y), rows they have not seen"
+        "the prior variance is that of the trained weights: rows that the frozen weights were "
+        "trained on cannot select another. To select it, give held_out=(x, y), rows they have "
+        "not seen"
     )
     return found
 

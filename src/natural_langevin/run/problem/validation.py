@@ -156,17 +156,17 @@ def _check_anchors(every: Any, clip: Any, dynamics: Integrator, likelihood: Like
     name = f"control_variates={every}"
     if clip is not None:
         raise ValueError(
-            f"{name} needs gradients that add up, and clip={clip!r} cuts some: leave one out"
+            f"{name} needs unclipped gradients, but clip={clip!r} is given: use only one of them"
         )
     if getattr(dynamics, "correct_heat", False):
         raise ValueError(
-            f"{name} leaves little of the minibatches' noise, and correct_heat=True would take all "
-            "of it away once more: leave one out"
+            f"{name} removes most minibatch noise, and correct_heat=True would remove it a second "
+            "time: use only one of them"
         )
     if likelihood.init(1, dtype=torch.float32, device=torch.device("cpu")):
         raise ValueError(
-            f"{name} needs a likelihood that stays the same, and {likelihood!r} learns from every "
-            "batch: give its value, such as likelihoods.Gaussian(sigma=0.3)"
+            f"{name} needs a fixed likelihood, but {likelihood!r} is updated from every batch: "
+            "give its value, such as likelihoods.Gaussian(sigma=0.3)"
         )
 
 
@@ -175,7 +175,7 @@ def refuse_anchors(what: str, dynamics: LangevinDynamics) -> None:
     if dynamics.control_variates:
         raise ValueError(
             f"control_variates={dynamics.control_variates} needs all data in memory, which {what} "
-            "does not show: give the tensors (x, y) to sample(), or leave it out"
+            "does not offer: give the tensors (x, y) to sample(), or leave it out"
         )
 
 
@@ -199,7 +199,7 @@ def to_device(model: nn.Module, device: torch.device) -> None:
     except (AssertionError, NotImplementedError, RuntimeError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise ValueError(
-            f'device "{device}" cannot be had here ({reason}): use device="cpu"'
+            f'device "{device}" is not available here ({reason}): use device="cpu"'
         ) from error
 
 

@@ -46,7 +46,7 @@ def library(dtype: torch.dtype, *, places: bool = False) -> ctypes.CDLL | None:
         try:
             _KNOWN[dtype, places] = None if _is_off() else _found_or_built(dtype, places)
         except (NoLibraryError, OSError) as error:
-            log.warning("no native engine (%s): the general step serves", error)
+            log.warning("no native engine (%s): using the general step", error)
             _KNOWN[dtype, places] = None
     return _KNOWN[dtype, places]
 
@@ -175,8 +175,8 @@ def _kept(content: bytes, name: str) -> Path:
 @cache
 def _say_uncached(why: str) -> None:
     log.warning(
-        "no cache for the native engine (%s): it is built for this process alone. Set "
-        "NATURAL_LANGEVIN_CACHE to a folder of your own", why,
+        "no cache for the native engine (%s): it is built for this process only. Set "
+        "NATURAL_LANGEVIN_CACHE to a folder that you own", why,
     )  # fmt: skip
 
 

@@ -140,8 +140,8 @@ class NativeMLP:
         row = int(self._wrong_row)
         if row >= 0:
             raise ValueError(
-                f"row {row} of the data has a class that the likelihood does not know: y was "
-                "changed during the run. Give the run a copy, y.clone()"
+                f"row {row} of the data has an unknown class: y was changed during the run. Give "
+                "the run a copy, y.clone()"
             )
 
     # What is fixed along a run -------------------------------------------------------------------
@@ -347,8 +347,8 @@ def specs_of(
     found = trace(lambda batch: network.call(named, batch), named, x[:3].clone())
     if found is None:
         raise UnsupportedError(
-            "a network that is no chain of linear layers, convolutions, pools and activations of "
-            f"these: {', '.join(ACTIVATIONS[1:])}"
+            "a network that is not a chain of linear layers, convolutions, pools and activations "
+            f"of these: {', '.join(ACTIVATIONS[1:])}"
         )
     return found
 

@@ -63,7 +63,7 @@ def why_not_native(
 ) -> str:
     """Why the native engine does not take a run that ``plan_native`` has refused."""
     if "mlp" not in dynamics.kernels:
-        return "it has no such dynamics, metric or prior"
+        return "it does not support this dynamics, metric or prior"
     try:
         _native(dynamics, state, stream, rates, num_data)
     except UnsupportedError as reason:

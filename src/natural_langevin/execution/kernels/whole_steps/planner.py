@@ -65,7 +65,10 @@ def plan_whole_steps(
         return None
     except Exception as error:  # no Triton, a driver it cannot work with, or too little memory
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    log.warning("no whole steps in Triton (%s): layers and plain operations serve", reason)
+    log.warning(
+        "no whole steps in Triton (%s): using kernels for single layers and plain operations",
+        reason,
+    )
     return None
 
 

@@ -83,8 +83,8 @@ class cyclical:
     Each cycle starts at ``initial``, explores, and falls towards 0. With ``exploration`` it has the
     two stages of cyclical SG-MCMC (Zhang et al. 2020, arXiv 1902.03932): in its first
     round(exploration period) steps the temperature is 0 and no iterate is kept, so that chains
-    descend, by large steps, into a mode that may be another than before; in the others T and what
-    is kept are as ever.
+    descend, by large steps, into a mode that may be a new one; in the other steps the chains sample
+    as usual.
 
     >>> eta = cyclical(0.1, period=100, exploration=0.8)
     >>> eta(0), round(eta(50), 12), eta(100)
@@ -117,8 +117,8 @@ class cyclical:
 @dataclass(frozen=True)
 class polynomial_average:
     """(p + 1) / (step + b + p + 1): as the rate of a moving average, it weighs batch t like t^p, so
-    that the beginning is forgotten and the last (p + 1)-th part counts most. ``before``: b, for
-    how many batches the average's start counts.
+    that early batches are forgotten and the last (p + 1)-th part has most of the weight.
+    ``before``: b, the number of batches that the initial value counts for.
 
     >>> gamma = polynomial_average(1)
     >>> gamma(0), gamma(2)
@@ -145,10 +145,11 @@ class polynomial_average:
 
 @dataclass(frozen=True)
 class warm_start:
-    """``value`` times ``factor`` at first, ``value`` from ``steps`` on, and in between in a line.
+    """Falls linearly from ``value`` times ``factor`` to ``value`` over ``steps`` steps, and stays
+    there.
 
-    With ``rise``, the first so many steps begin near 0 and grow: a metric that has seen one or two
-    small minibatches may throw a chain so far that what it learns there keeps it there.
+    With ``rise``, the first ``rise`` steps grow from near 0: a metric estimated from one or two
+    small minibatches may move a chain so far that it does not return.
 
     >>> eta = warm_start(0.1, factor=3.0, steps=10)
     >>> round(eta(0), 3), round(eta(5), 3), eta(10), eta(10_000)
@@ -191,8 +192,8 @@ class inverse_sqrt:
 
 
 def stages(step_size: object) -> Stages | None:
-    """Which steps explore, at temperature 0 and with nothing kept: what the step size's schedule
-    says by a method ``explores(step)``; None where none does.
+    """The method ``explores(step)`` of a step size's schedule, which tells the exploration steps
+    (temperature 0, no iterate kept); None if it has none.
 
     >>> stages(0.1) is None, stages(cyclical(0.1, 100)) is None
     (True, True)

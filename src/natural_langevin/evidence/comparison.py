@@ -1,4 +1,4 @@
-"""Models beside each other by their marginal likelihoods."""
+"""Comparison of models by their marginal likelihoods."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Comparison:
 
     @property
     def probabilities(self) -> list[float]:
-        """Posterior probabilities of the models where all were equally likely before."""
+        """Posterior probabilities of the models, with equal prior probabilities."""
         terms = [math.exp(d) for d in self.differences]
         return [t / sum(terms) for t in terms]
 
@@ -58,7 +58,7 @@ class Comparison:
 def compare(evidences: Mapping[str, Evidence] | Sequence[Evidence]) -> Comparison:
     """A table of models, the best first. All must be of the same data.
 
-    ``evidences``: by name, or in a list, whose places then are the names."""
+    ``evidences``: a dictionary by name, or a list, whose indices are then the names."""
     named = (
         dict(evidences)
         if isinstance(evidences, Mapping)

@@ -1,11 +1,12 @@
-"""Means of ln p with less noise: what integration by parts says has mean zero is regressed out.
+"""Control variates for means of ln p: functions of known mean zero (Stein's identity) are regressed
+out.
 
 Under pi ~ exp(-U), E[F . grad U] = E[div F] for every smooth F. With F = A (w - c), A diagonal and
 c fixed, F . grad U - tr A has mean zero, whatever the posterior is; where it is a Gaussian with
 independent weights, and A the part of every weight's precision that comes from the data, it is
 twice -ln p but for a constant. Two A are used: the identity, and rho_i = 1 - (posterior variance /
 prior variance). Draws that are too hot have F . grad U too large in the same proportion, so that
-heat is taken off as well.
+this bias is removed as well.
 
 c, rho and the coefficients come from one half of the draws, and are applied to the other.
 """

@@ -1,9 +1,8 @@
-"""Powers of the likelihood from the prior to the posterior, and what is integrated over them.
+"""Powers of the likelihood from the prior to the posterior, and the integrals over them.
 
 In u = ln beta the integrand g = beta E_beta[ln p - c] is smooth, c the mean at beta = 1, and its
 slope is known from the same draws, dg/du = g + beta^2 Var_beta[ln p]: every interval is integrated
-by Hermite's cubic. Below the
-first power beta_1 the prior's own draws serve: ln E_prior[p^beta_1].
+by Hermite's cubic. Below the first power beta_1, draws of the prior are used: ln E_prior[p^beta_1].
 
 Powers are ``spacing`` apart in u: 2 / sqrt(d / 2) for d weights, at which half of the proposed
 swaps are accepted, within bounds.
@@ -38,8 +37,8 @@ def powers(deviation: float, weights: int) -> Tensor:
 
 def thermodynamic(beta: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     """integral of E_beta[ln p] from beta_1 to 1 by Hermite's cubic in ln beta, from the means and
-    variances of ln p at every power; and the weight of every mean in it. What ln p is at the last
-    power is integrated by itself, exactly: it is large, and the rest is not."""
+    variances of ln p at every power; and the weight of every mean in it. The mean of ln p at the
+    last power, which is large, is integrated separately and exactly."""
     h, last = beta.log().diff(), mean[-1]
     g = beta * (mean - last)
     slope = g + beta.square() * variance
@@ -62,8 +61,8 @@ def from_prior(log_p: Tensor, power: float) -> tuple[float, float]:
 
 
 def stepping_stone(beta: Tensor, log_p: list[Tensor]) -> float:
-    """sum over neighbours of the ratio of their normalisers by Bennett's equation: both powers'
-    draws, each where it knows most."""
+    """sum over neighbours of the ratio of their normalisers by Bennett's equation, from the draws
+    of both powers."""
     return sum(
         _bennett(float(high - low), below.flatten(), above.flatten())
         for low, high, below, above in zip(beta[:-1], beta[1:], log_p[:-1], log_p[1:], strict=True)

@@ -30,11 +30,11 @@ APART, RARE = 4.0, 0.05
 @dataclass(frozen=True)
 class Evidence:
     """ln Z in nats: ``value`` by thermodynamic integration, with its Monte-Carlo ``error``, and
-    ``stepping_stone``, by Bennett's equation between neighbouring powers, to hold it against.
+    ``stepping_stone``, by Bennett's equation between neighbouring powers, as a check.
 
     ``powers``: beta, ascending; ``mean`` and ``mean_error``: E_beta[ln p(D | w)], the integrand;
     ``swaps``: the accepted part of the swaps between neighbours; ``unsettled``: powers at which
-    some weights have not come to rest yet, and noise could not be regressed out."""
+    some weights have not converged yet, so that control variates could not be used."""
 
     value: float
     error: float
@@ -48,7 +48,7 @@ class Evidence:
 
     @property
     def warnings(self) -> list[str]:
-        """Why not to trust the value, each with a remedy."""
+        """Reasons to doubt the value, each with a remedy."""
         found = []
         apart = abs(self.value - self.stepping_stone)
         if apart > max(1.0, APART * self.error):
@@ -114,11 +114,11 @@ def log_marginal_likelihood(
     """ln Z = ln integral alpha(w) p(D | w) dw, in nats, of data in memory, with its error.
 
     Args:
-        prior: a proper one, alpha; normalised, since ln Z depends on it.
-        powers: beta_1 < ... < 1; left open, by how widely ln p varies under the prior.
+        prior: alpha, a proper and normalised prior: ln Z depends on it.
+        powers: beta_1 < ... < 1. None: chosen from the spread of ln p under the prior.
         repeats: chains of every power.
         draws: of every chain, each evaluated on all data with its gradient.
-        prior_draws: draws of the prior, for what lies below beta_1.
+        prior_draws: draws of the prior, for the interval below beta_1.
         exchange: steps between swaps.
         options: those of ``Langevin``.
     """
@@ -192,7 +192,7 @@ def _checked(powers: Tensor) -> Tensor:
 def _series(
     sampler: Langevin, posterior: Posterior, data: Any, chain: int, beta: float
 ) -> tuple[Tensor, Tensor]:
-    """ln p of every draw of a chain, as it is and with its noise regressed out: (draw,) each."""
+    """ln p of every draw of a chain, raw and with control variates: (draw,) each."""
     loss, gradient, weights = control.losses_and_gradients(sampler, posterior, data, chain)
     pull, precision = control.pull_of_prior(posterior, chain)
     slope = beta * gradient - pull
@@ -200,8 +200,8 @@ def _series(
 
 
 def _agree(raw: Tensor, reduced: Tensor) -> bool:
-    """Whether both means are one, within errors. Where weights that ln p hardly depends on are
-    still on their way, what is regressed out has no mean of zero, and ``raw`` is to be taken."""
+    """Whether both means agree within errors. If weights that ln p hardly depends on have not
+    converged, the control variates do not have mean zero, and ``raw`` must be used."""
     return abs(float(reduced.mean() - raw.mean())) <= APART * _error(raw)
 
 

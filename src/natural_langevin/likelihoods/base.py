@@ -1,9 +1,9 @@
-"""What the dynamics and the posterior ask of a likelihood.
+"""``Likelihood``: the interface that the dynamics and the posterior use.
 
 ``distribution`` is the one definition: p_theta(y | x) as a ``torch.distributions`` object. The
 log-loss, draws, predictions, uncertainties, quantiles and scores follow from it. A likelihood may
-write its log-loss or its draws out where that is faster or more exact; a test holds them against
-the distribution.
+define its log-loss or its draws explicitly where that is faster or more exact; a test compares them
+with the distribution.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ State = dict[str, Tensor]
 
 
 class Likelihood:
-    """A network's outputs become a distribution of the targets. Subclasses are final.
+    """Maps a network's outputs to a distribution of the targets. Subclasses are final.
 
     Functions see the outputs of one chain for a batch, (B, ...), and a ``state`` without the chain
     axis (or one that broadcasts against the outputs, where networks of several chains are seen at
@@ -73,7 +73,7 @@ class Likelihood:
 
     @property
     def learns_width(self) -> bool:
-        """Whether one width of Gaussian noise, the same everywhere, is learned along the way."""
+        """Whether one width of Gaussian noise, the same everywhere, is learned during the run."""
         return False
 
     def init(self, chains: int, *, dtype: torch.dtype, device: torch.device) -> State:
@@ -86,7 +86,7 @@ class Likelihood:
 
     def distribution(self, outputs: Tensor, state: State) -> Distribution | None:
         """p_theta(. | x_n) of every component of every target, which are independent given the
-        network: ``batch_shape`` is that of the targets. None where a loss alone is known."""
+        network: ``batch_shape`` is that of the targets. None if only a loss is known."""
         raise NotImplementedError
 
     def log_loss(self, outputs: Tensor, y: Tensor, state: State) -> Tensor:
@@ -127,8 +127,8 @@ class Likelihood:
         return None
 
     def check(self, outputs: Tensor, y: Tensor) -> None:
-        """Refuses targets ``y`` (all, or a batch) that do not fit ``outputs`` (of any samples; its
-        shape alone matters)."""
+        """Refuses targets ``y`` (all, or a batch) that do not fit ``outputs`` (of any samples; only
+        its shape matters)."""
 
     def _known(self, outputs: Tensor, state: State) -> Distribution:
         law = self.distribution(outputs, state)
@@ -141,7 +141,7 @@ class Likelihood:
 
 
 def components(law: Distribution) -> Distribution:
-    """Without ``Independent`` around it: one distribution per component of a target."""
+    """The distribution without ``Independent``: one per component of a target."""
     return components(law.base_dist) if isinstance(law, Independent) else law
 
 
@@ -156,7 +156,7 @@ def per_sample(terms: Tensor) -> Tensor:
 
 
 def same_observation(kind: Likelihood, outputs: Tensor, y: Tensor) -> None:
-    """Outputs must hold ``outputs_per_target`` numbers for every one of a target."""
+    """Checks that there are ``outputs_per_target`` outputs for every number of a target."""
     per_component = kind.outputs_per_target
     own = outputs if kind.own_parameter is None else outputs[..., :-1]
     per_output, per_target = own[0].numel(), y[0].numel()

@@ -24,12 +24,12 @@ class Categorical(Likelihood):
 
     ``class_weights`` (one per class) multiply the log-loss of a label: the target becomes
     alpha(theta) prod_n p(y_n | x_n)^w[y_n], the posterior of data in which every label of class k
-    counts w_k times. Its probabilities answer for classes in *those* proportions, not in those of
-    the data, and weights that are not 1 on average also change how much data there seem to be.
+    counts w_k times. Its probabilities refer to classes in *those* proportions, not in those of the
+    data, and weights whose average is not 1 also change the effective number of data.
 
-    ``ignore_index`` is a label that stands for none: such positions have a log-loss of 0, so that
-    the target is the posterior of the labels that are there. Samples still count in N, as in the
-    mean loss that they are part of.
+    ``ignore_index`` is a label that means "no label": such positions have a log-loss of 0, so that
+    the target is the posterior given the other labels. Samples still count in N, as in the mean
+    loss that they are part of.
     """
 
     class_weights: tuple[float, ...] | None = None

@@ -1,6 +1,6 @@
-"""Distributions of torch with the cumulative probabilities that torch leaves out.
+"""Distributions of torch with the ``cdf`` that torch lacks.
 
-``cdf`` is P(Y <= y), which quantiles, intervals and the CRPS of an ensemble are made of.
+``cdf`` is P(Y <= y), needed for quantiles, intervals and the CRPS of an ensemble.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _stirling(x: Tensor) -> Tensor:
 
 
 class Levels(distributions.Categorical):
-    """Classes with an order."""
+    """Ordered classes."""
 
     def cdf(self, value: Tensor) -> Tensor:
         cumulative = self.probs.cumsum(-1)

@@ -1,4 +1,4 @@
-"""Regression with noise of one size."""
+"""Regression with constant noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Regression with noise whose size depends on the input."""
+"""Regression with noise that depends on the input."""
 
 from __future__ import annotations
 

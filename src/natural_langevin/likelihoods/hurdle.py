@@ -1,4 +1,4 @@
-"""Amounts of which many are exactly zero: whether there is one, and then how much."""
+"""Amounts of which many are exactly zero: a hurdle model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A likelihood of one's own, from functions."""
+"""A likelihood defined by functions."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ class LogLoss(Likelihood):
     ``sample(outputs, key)`` draws y~ from the model; it is needed only by Fisher preconditioners
     with ``targets="model"``, and should draw from ``natural_langevin.random`` with that key.
     ``distribution(outputs)`` gives p(y | x) as a ``torch.distributions`` object with the targets'
-    shape: with it, ``predict`` and ``evaluate`` know a mean, uncertainties and scores; without it
-    they average the outputs. It also draws, where torch knows its quantiles, and ``fn=None``
-    takes its log-density. Without inputs (``data`` is one tensor) the network is called on y.
+    shape: with it, ``predict`` and ``evaluate`` give a mean, uncertainties and scores; without it
+    they average the outputs. It also provides draws if torch has its quantile function, and
+    ``fn=None`` uses its log-density. Without inputs (``data`` is one tensor) the network is called
+    on y.
 
     >>> import torch
     >>> laplace = LogLoss(None, distribution=lambda f: torch.distributions.Laplace(f, 0.5))

@@ -6,7 +6,7 @@ Every network says y ~ N(mean, variance); averaging the networks' *densities* gi
 
 ``means`` is (network, ...), any shape after the first axis; ``variance`` broadcasts against it: a
 number, (network, 1, ...), or the full shape. Everything is computed in float64, componentwise.
-Ours, since torch's ``MixtureSameFamily`` knows no quantiles.
+(torch's ``MixtureSameFamily`` has no quantiles.)
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Ordinal(Likelihood):
       scale. The right choice when the levels are about equally far apart.
     * (B, K-1): f, then the logarithms of the K-2 gaps between neighbouring cutpoints, which are
       sampled with the network: zero outputs are the fixed cutpoints above, and a prior around zero
-      pulls towards them. Gaps that depend on x are a network that sees more than an order.
+      pulls towards them. Gaps that depend on x model more than an order.
     """
 
     levels: int

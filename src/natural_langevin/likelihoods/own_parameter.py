@@ -1,4 +1,4 @@
-"""A likelihood's own parameter, sampled with the network: the noise's size, a dispersion.
+"""A likelihood's own parameter, sampled with the network: a noise level or a dispersion.
 
 A likelihood that has a prior in place of a number names it in ``own_parameter``. The network then
 has one more weight, u = ln value (``likelihood.log_sigma``), and its outputs one more column, u of
@@ -7,7 +7,7 @@ every sample:
     (B, ..., D)  ->  (B, ..., D + 1),    outputs[..., -1] = u.
 
 Metric, dynamics, prior, draws and files treat u as any other weight, and the likelihood reads the
-column. Networks that are handed out are without it.
+column. Networks returned to users do not have it.
 """
 
 from __future__ import annotations

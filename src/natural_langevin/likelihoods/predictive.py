@@ -1,4 +1,4 @@
-"""What an ensemble predicts: the equal-weight mixture of its networks' distributions.
+"""Predictive distribution of an ensemble: the equal-weight mixture of its networks' distributions.
 
     p(y | x) = (1/M) sum_m p(y | x, theta_m)
 
@@ -38,11 +38,11 @@ _NODES = 12
 
 
 class NetworkPredictions(NamedTuple):
-    """What every network says: its value and its own uncertainty.
+    """Every network's prediction: its value and its own uncertainty.
 
-    ``classes``: the kind of distribution over classes, whose probabilities the values are and
-    whose entropies the spreads; None: values are means and spreads variances, or None where the
-    likelihood knows no distribution."""
+    ``classes``: the kind of distribution over classes, whose probabilities the values are and whose
+    entropies the spreads; None: values are means and spreads variances, or None if the likelihood
+    has no distribution."""
 
     value: Tensor  # (M, B, ...)
     spread: Tensor | None
@@ -143,7 +143,7 @@ class Mixture(Distribution):
 
     @property
     def is_normal(self) -> bool:
-        """Whether every network says that its noise is normal."""
+        """Whether the noise of every network is normal."""
         return isinstance(self._networks, Normal)
 
     @property
@@ -255,7 +255,7 @@ class Mixture(Distribution):
         return total
 
     def sample(self, sample_shape: Any = (), *, seed: int = 0) -> Tensor:
-        """Draws of whole targets, (*sample_shape, B, ...): of a network each, then of its noise.
+        """Draws of whole targets, (*sample_shape, B, ...): first of a network, then of its noise.
         Counter-based: the same seed, the same draws, and torch's generators are untouched."""
         count, batch = math.prod(sample_shape), self.batch_shape[0]
         origin = random.origin(seed, random.LABELS, torch.arange(1, device=self._outputs.device))

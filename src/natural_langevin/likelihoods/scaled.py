@@ -1,4 +1,4 @@
-"""Regression of several numbers whose noise is of different sizes."""
+"""Regression of several targets with different noise levels."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Scaled(Likelihood):
         p(y | outputs) = p_likelihood(y / scale | outputs / scale) / prod(scale).
 
     With a ``Gaussian`` or a ``StudentT`` whose width is learned, component d has noise of the size
-    scale_d sigma: one sigma is learned, for numbers whose sizes differ. A run by the recipe makes
-    one of such a likelihood where it finds the targets' sizes far from one.
+    scale_d sigma: one sigma is learned, for numbers whose sizes differ. The recipe applies it when
+    the targets' scales are far from 1.
 
     >>> from natural_langevin.likelihoods import Gaussian
     >>> law = Scaled(Gaussian(0.1), (1.0, 1000.0)).distribution(torch.zeros(1, 2), {})

@@ -17,8 +17,8 @@ from natural_langevin.priors.constrained import PositivePrior
 
 @dataclass(frozen=True)
 class StudentT(Likelihood):
-    """y = outputs + scale t with t of Student's law of ``df`` degrees of freedom: residuals far
-    out pull as 1/residual instead of ever harder.
+    """y = outputs + scale t with t of Student's law of ``df`` degrees of freedom: the pull of large
+    residuals falls as 1/residual.
 
     -ln p = (df + 1)/2 ln(1 + ((y - outputs)/scale)^2 / df) + ln scale + constant(df), summed over
     the components of a target. The variance is scale^2 df / (df - 2), infinite for df <= 2.

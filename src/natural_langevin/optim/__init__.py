@@ -1,4 +1,4 @@
-"""A ``torch.optim.Optimizer`` for a loop of one's own: the diff from SGD is two lines.
+"""A ``torch.optim.Optimizer`` for your own training loop: the diff from SGD is two lines.
 
 Imports likelihoods, priors, statistics, preconditioners, dynamics, execution, posterior, problem,
 run and distributed; integrations and experiments import it.

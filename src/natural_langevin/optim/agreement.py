@@ -1,4 +1,4 @@
-"""Ranks that train one network take every step together, or none of them does.
+"""Ranks that train one network: either all take a step, or none does.
 
 Noise is addressed by seed, chain and step, so the replicas of DistributedDataParallel stay equal
 only while all that defines the run is. One sum over the ranks, which counts their samples, also
@@ -6,7 +6,7 @@ carries a hash of it (and now and then of the parameters):
 
     all equal   <=>   (sum_r h_r)^2 = R sum_r h_r^2
 
-Only where that fails are the settings themselves exchanged, and the difference named on all ranks.
+Only if that fails are the settings themselves exchanged, and all ranks report the difference.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _VIEWS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Local(NamedTuple):
-    """What one rank brings to a step: ``skip`` where its GradScaler met an infinity, ``failure``
-    where it met an error of its own."""
+    """One rank's contribution to a step: ``skip`` if its GradScaler found an infinity, ``failure``
+    if it raised an error."""
 
     gradient: Params
     samples: int = 0
@@ -123,7 +123,7 @@ def _name_difference(described: Mapping[str, Any], groups: list[Any]) -> None:
 
 
 def checksums(sampled: Mapping[str, nn.Parameter]) -> dict[str, int]:
-    """Sums of the bits of every parameter: one look at all of them."""
+    """Sums of the bits of every parameter."""
     sums = []
     for p in sampled.values():
         bits = p.detach().contiguous().view(_VIEWS[p.element_size()])
@@ -133,7 +133,8 @@ def checksums(sampled: Mapping[str, nn.Parameter]) -> dict[str, int]:
 
 @contextlib.contextmanager
 def waiting(label: str, parameter: Any, groups: list[Any]) -> Iterator[None]:
-    """Around sums over ranks: names the rank that did not come, where the group is everybody's."""
+    """Context for sums over ranks: an error names the rank that did not arrive, if the group has
+    all ranks."""
     world = torch.distributed.get_world_size() if groups else 1
     if not groups or len(groups) > 1 or groups[0].size() != world:
         yield

@@ -1,4 +1,4 @@
-"""What went into every layer's call of a pass, and the gradients of what came out of it.
+"""Inputs and output gradients of every layer call of a pass.
 
 Most of it was recorded as it happened. A layer that torch computes in one kernel (attention, a
 recurrent net) is run again, from plain operations, to find the same of its inner maps.

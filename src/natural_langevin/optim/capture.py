@@ -1,9 +1,9 @@
-"""Capture: what the user's own forward and backward passes say of every layer's calls.
+"""``Capture``: inputs and output gradients of every layer call in the user's passes.
 
 A forward hook on every layer keeps the tensors that went in, and a hook on what came out waits for
-its gradient. Both belong to the autograd graph: a forward pass that no backward follows (an
-evaluation, a second look) is forgotten with its graph. Passes that a gradient did reach are
-``touched`` until their statistics have been taken.
+its gradient. Both belong to the autograd graph: a forward pass that no backward follows (such as an
+evaluation) is dropped with its graph. Passes that a gradient has reached are ``touched`` until
+their statistics are computed.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class Pass:
 
 
 class Hook:
-    """A module's hook, which works for that module alone: copies of the module are not watched,
-    and can be pickled."""
+    """A module's hook, which works for that module only: copies of the module are not watched, and
+    can be pickled."""
 
     def __init__(self, target: Any, method: str, module: nn.Module | None, name: str = "") -> None:
         self._target = None if target is None else weakref.ref(target)
@@ -143,7 +143,7 @@ class Hook:
 
 
 def remove_hooks(model: nn.Module) -> None:
-    """Takes all such hooks off a module, and off whatever is inside it."""
+    """Removes all such hooks from a module and its submodules."""
     for module in model.modules():
         tables: tuple[dict[int, Any], ...] = (
             module._forward_hooks,

@@ -1,4 +1,4 @@
-"""The collector: keeps iterates of a loop of one's own, and makes a ``Posterior`` of them."""
+"""``Collector``: keeps iterates of a training loop and returns them as a ``Posterior``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger("natural_langevin")
 
 
 class Iterating(Loop, Protocol):
-    """What is asked of an optimizer (``NaturalLangevin``) whose iterates are kept."""
+    """The interface of the optimizer (``NaturalLangevin``) whose iterates are kept."""
 
     model: nn.Module
 
@@ -48,14 +48,14 @@ class Iterating(Loop, Protocol):
 
 
 class Collector:
-    """Keeps iterates burn_in + thin, burn_in + 2 thin, ... of an optimizer, after its own steps.
+    """Keeps iterates burn_in + thin, burn_in + 2 thin, ... of an optimizer, after its steps.
 
-    Iterate k is the parameter after k updates. The collector listens to ``optimizer.step()``, so
-    the loop need not call it; ``posterior()`` may be asked for at any time.
+    Iterate k is the parameter after k updates. ``optimizer.step()`` calls the collector, so the
+    loop need not; ``posterior()`` can be called at any time.
 
     ``keep=M`` holds at most M iterates: when there would be more, every second is dropped and
     ``thin`` doubles. ``store``: "device", or "cpu" for the machine's memory. ``sample_dtype``:
-    torch.bfloat16 (or float16) halves what a float32 iterate takes.
+    torch.bfloat16 (or float16) halves the memory of a float32 iterate.
     """
 
     def __init__(
@@ -90,14 +90,14 @@ class Collector:
         return list(self._kept)
 
     def _after_step(self) -> None:
-        """While a CUDA graph is being recorded there is nothing to look at."""
+        """Does nothing while a CUDA graph is being recorded."""
         if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             self.update()
 
     def update(self, loss: Any = None) -> None:
-        """Keeps the current iterate if it is one to keep; called after every step by itself.
+        """Keeps the current iterate if it is due; called automatically after every step.
 
-        Call it with the ``loss`` too if the posterior's trace shall show it."""
+        Call it with the ``loss`` to record it in the posterior's trace."""
         step = self._optimizer.steps
         if loss is not None:
             self._trace.append((step, float(torch.as_tensor(loss).detach())))
@@ -165,13 +165,13 @@ class Collector:
         return posterior
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything kept so far, for ``torch.save`` beside the optimizer's own."""
+        """Everything kept so far, to save beside the optimizer's state."""
         kept = {str(step): values for step, values in self._kept.items()}
         trace = torch.tensor(self._trace, dtype=torch.float64).reshape(-1, 2)
         return {"burn_in": self.burn_in, "thin": self.thin, "kept": kept, "trace": trace}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from what ``state_dict`` gave."""
+        """Restores what ``state_dict`` returned."""
         names = set(self._optimizer.sampled())
         for values in state["kept"].values():
             if set(values) != names:

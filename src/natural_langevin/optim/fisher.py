@@ -1,4 +1,4 @@
-"""Fisher statistics of the user's own passes, added up between two steps.
+"""Fisher statistics of the user's forward and backward passes, summed between two steps.
 
 With n samples since the last step and L what ``backward()`` was called on, all in all, the
 gradient of an output of sample k is dL/do_k = delta_k / n where L is the mean over these samples
@@ -42,7 +42,7 @@ from natural_langevin.statistics.vectorised import is_untransformable, why_untra
 
 
 def refuse_dropout(model: nn.Module) -> None:
-    """An error where a layer would drop something out now."""
+    """Raises an error if a dropout layer is active."""
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             rate = module.p
@@ -74,7 +74,7 @@ Reduction = Literal["mean", "sum"]
 
 
 class Fisher:
-    """Watches ``model`` and turns its passes into what a preconditioner needs."""
+    """Watches ``model`` and computes the statistics that a preconditioner needs from its passes."""
 
     def __init__(
         self, model: nn.Module, preconditioner: Preconditioner, *, reduction: Reduction
@@ -119,7 +119,7 @@ class Fisher:
         return self.network_copy.first
 
     def forget(self) -> None:
-        """Drops all that was gathered since the last step."""
+        """Clears all statistics since the last step."""
         self.samples = 0
         self._sums: Moments | None = None  # of the statistics that are means, by field ...
         self._unit = torch.ones(())  # ... where gradients are multiplied by this, see ``_add`` ...

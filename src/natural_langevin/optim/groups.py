@@ -94,7 +94,7 @@ _KNOWN = {"params", "lr", "temperature", "prior", "step", "learned", "param_name
 
 
 def refuse_ignored(group: Mapping[str, Any]) -> None:
-    """An option that would do nothing is a mistake; schedulers may keep notes of their own."""
+    """Refuses options that have no effect; entries made by schedulers are allowed."""
     for name, remedy in _IGNORED.items():
         if group.get(name) not in (None, 0, False):
             raise ValueError(f"{name}={group[name]!r} in a group has no effect here: {remedy}")

@@ -1,4 +1,4 @@
-"""The likelihood in a loop of one's own: its loss, what it learns, labels drawn from the model."""
+"""The likelihood in a training loop: its loss, its state, and labels drawn from the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from natural_langevin.optim.fisher import Fisher, Reduction
 
 
 class Loop(Protocol):
-    """What is asked of an optimizer (``NaturalLangevin``)."""
+    """The interface of the optimizer (``NaturalLangevin``)."""
 
     likelihood: Likelihood
     param_groups: list[dict[str, Any]]
@@ -31,7 +31,7 @@ class Loop(Protocol):
 
 
 class Labels:
-    """Beside an optimizer: everything that needs its likelihood."""
+    """Everything in an optimizer that needs its likelihood."""
 
     def __init__(self, optimizer: Loop, fisher: Fisher) -> None:
         self._optimizer, self._fisher, self._likelihood = optimizer, fisher, optimizer.likelihood
@@ -76,7 +76,8 @@ class Labels:
         return losses.mean() if self._optimizer.reduction == "mean" else losses.sum()
 
     def _refuse_parts(self) -> None:
-        """Each rank would learn a number of its own from its part of the minibatch."""
+        """Refuses several ranks: each would learn a different value from its part of the
+        minibatch."""
         if shards.place(self._fisher.group)[1] > 1 or shards.any_sharded(
             self._optimizer.sampled().values()
         ):

@@ -1,15 +1,14 @@
-"""At the first step: is the loss of the loop the likelihood's own, at its own scale?
+"""Checks at the first step that the loop's loss is the likelihood's mean log-loss.
 
-The optimizer believes the gradients it finds. A loss that differs from the mean log-loss by a
-factor samples the likelihood to that power: ``F.mse_loss`` for ``Gaussian(sigma=.1)`` is a
-fiftieth of it. So the gradient of what the loop called ``backward()`` on is held against that of
-the likelihood,
+The optimizer uses the gradients as they are. A loss that differs from the mean log-loss by a factor
+samples the likelihood to that power: ``F.mse_loss`` for ``Gaussian(sigma=.1)`` is a fiftieth of it.
+So the gradient of the loop's loss is compared with that of the likelihood,
 
     n dL/do_k = f  d(-ln p(y_k | o_k))/do_k,        f = 1,
 
 with n samples since the last step (``reduction="mean"``) or n = 1 ("sum"). The labels y are among
-the tensors that the loop combines with the outputs, which are handed out once as a subclass of
-Tensor that remembers them; from the second step on they are plain.
+the tensors that the loop combines with the outputs. To see them, the first outputs are a subclass
+of Tensor that records these tensors; from the second step on they are plain.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class _Handed(NamedTuple):
 
 
 class LossCheck:
-    """Beside an optimizer, until its first step."""
+    """Belongs to an optimizer, until its first step."""
 
     def __init__(self, likelihood: Likelihood) -> None:
         self._likelihood, self._passes = likelihood, list[_Handed]()

@@ -1,7 +1,7 @@
-"""A copy of the user's network, with the user's own parameters, that may be rehearsed.
+"""A copy of the user's network that shares its parameters, for trial runs.
 
-Statistics are captured from the user's own forward and backward pass. What cannot be read off it
-is asked of a copy that holds the very same parameters: which axis of every tensor is the batch,
+Statistics are captured from the user's own forward and backward pass. What these passes do not show
+is found by running a copy that holds the same parameters: which axis of every tensor is the batch,
 what happens inside layers that torch computes in one kernel, and the gradients of single samples
 where no rule describes them.
 

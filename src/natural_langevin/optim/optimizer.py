@@ -113,8 +113,8 @@ class NaturalLangevin(torch.optim.Optimizer):
     >>> collector.posterior().predict(data[0][0]).mean.shape
     torch.Size([16, 3])
 
-    One ``step()`` of Algorithm 1, which ``dynamics`` may replace by any other of the library's, is,
-    with g the mean loss gradient over the samples since the last step,
+    With g the mean loss gradient over the samples since the last step, one ``step()`` of Algorithm
+    1 (``dynamics`` can replace it) is
 
         v     = g - (1/N) d ln alpha(theta)
         theta = theta - lr C v + sqrt(2 lr T / N) C^{1/2} xi,      xi ~ N(0, Id)
@@ -123,16 +123,16 @@ class NaturalLangevin(torch.optim.Optimizer):
 
     - Gradient accumulation: call ``backward()`` on micro-batches of any sizes, whose losses add up
       to the mean (or sum, see ``reduction``) over all samples of the step.
-    - Mixed precision: autocast, and GradScaler as with any optimizer.
-    - ``state_dict`` holds the running mean, the metric and the step count: a loop goes on with the
-      same bits (give the same ``seed`` and ``num_data``). A scheduler and a collector have theirs.
+    - Mixed precision: autocast, and GradScaler as with any optimizer. - ``state_dict`` holds the
+    running mean, the metric and the step count: a resumed loop gives the same bits (with the same
+    ``seed`` and ``num_data``). Schedulers and collectors have their own.
     - The network must be deterministic: ``without_dropout(model)``, BatchNorm in eval mode. Passes
       under ``no_grad``, or without ``backward()``, change nothing.
     - Under ``torchrun``: DistributedDataParallel, or ``fully_shard`` before the optimizer is made;
-      then parameters, metric and mean are DTensors, and ``torch.distributed.checkpoint`` saves
-      them (call ``init_state()`` before loading). All ranks are one run, with the same settings,
-      and a rank that differs is named on all of them. Ranks with chains of their own are not
-      wrapped: every rank its own ``model`` and ``chain=rank``, or ``Langevin`` under ``torchrun``.
+      then parameters, metric and mean are DTensors, and ``torch.distributed.checkpoint`` saves them
+      (call ``init_state()`` before loading). All ranks are one run with the same settings; if a
+      rank differs, all raise an error that names it. For one chain per rank, do not wrap the model:
+      give every rank its own ``model`` and ``chain=rank``, or use ``Langevin`` under ``torchrun``.
     """
 
     #: GradScaler hands over its scale and whether it found infinities: see ``scaling``.
@@ -158,27 +158,39 @@ class NaturalLangevin(torch.optim.Optimizer):
         check_loss: bool = True,
         capturable: bool = False,
     ) -> None:
-        """``model`` is the module that the loop calls; hooks on its layers read off the statistics.
-        It may be wrapped in DistributedDataParallel, or sharded by FSDP2's ``fully_shard``.
+        """An optimizer that samples the trainable parameters of ``model``.
 
-        ``num_data``: N, the size of the training set. ``lr``: eta, a number or a schedule of
-        ``natural_langevin.schedules``. ``dynamics``: ``dynamics.Overdamped()``, which is
-        Algorithm 1, or one with momentum, such as ``Underdamped(integrator="baoab")``; they start
-        at rest. ``params``: what to sample, by default every trainable
-        parameter; tensors, patterns of names, or groups of them with their own ``lr``,
-        ``temperature`` and ``prior``, such as ``[{"params": "*.bias", "lr": 1e-4}, {"params":
-        "*"}]`` (the first match wins). ``reduction``: whether the losses that ``backward()`` is
-        called on between two steps add up to the "mean" or to the "sum" over all their samples.
-        ``mean_rate``: mu_t of the running mean. ``chain``: which of the chains of
-        ``Langevin(seed=seed)`` draws the noise; loops with the same seed and different chains are
-        independent. ``scaler``: the GradScaler, needed only with ``scaler.unscale_(optimizer)``.
-        ``check_loss``: at the first step the loss's gradient is compared with the likelihood's own
-        on that batch, and a factor between them is refused (see ``loss_check``).
-        ``capturable``: whether a CUDA graph may record forward pass, backward pass and ``step()``
-        together, after some ordinary steps, for batches of one shape. The state then stays in its
-        place, steps are counted on the device (rates stay what they are after ``CAPTURED`` of
-        them), ``lr`` is a number or a tensor of one that is changed in place, and a step that is
-        not finite is left out without an error. Call ``collector.update()`` after a replay.
+        Args:
+            model: The module that the loop calls. Hooks on its layers collect the statistics of the
+                metric. It may be wrapped in DistributedDataParallel, or sharded by FSDP2's
+                ``fully_shard``.
+            likelihood: The likelihood whose mean log-loss the loop differentiates.
+            num_data: N, the size of the training set.
+            lr: eta, on SGD's scale: a number, or one of ``natural_langevin.schedules``.
+            prior: One of ``priors``, or a dictionary from name patterns to priors, in which the
+                first match wins.
+            preconditioner: The metric, one of ``preconditioners``. None: ``QuasiDiagonalFisher()``.
+            dynamics: None: ``dynamics.Overdamped()``, Algorithm 1. Or one with momentum, such as
+                ``Underdamped(integrator="baoab")``; momenta start at 0.
+            temperature: T. 1 is the posterior.
+            params: The parameters to sample. None: every trainable one. Tensors, name patterns, or
+                groups with their own ``lr``, ``temperature`` and ``prior``, such as
+                ``[{"params": "*.bias", "lr": 1e-4}, {"params": "*"}]``; the first match wins.
+            reduction: "mean" or "sum": how the losses between two steps are reduced over all their
+                samples.
+            mean_rate: mu_t of the running mean.
+            seed: Seed of the noise.
+            chain: The chain of ``Langevin(seed=seed)`` whose noise is used; loops with the same
+                seed and different chains are independent.
+            scaler: The GradScaler; needed only with ``scaler.unscale_(optimizer)``.
+            check_loss: Whether the first step compares the loss's gradient with the likelihood's. A
+                constant factor between them raises an error (see ``loss_check``).
+            capturable: Whether a CUDA graph may record forward pass, backward pass and ``step()``,
+                after some ordinary steps, for batches of one shape. The state is then updated in
+                place, steps are counted on the device (rates stay constant after ``CAPTURED``
+                steps), ``lr`` is a number or a one-element tensor that is changed in place, and a
+                step that is not finite is skipped without an error. Call ``collector.update()``
+                after a replay.
         """
         if preconditioner is None:
             preconditioner = preconditioners.QuasiDiagonalFisher()
@@ -230,8 +242,8 @@ class NaturalLangevin(torch.optim.Optimizer):
         self._fisher.due = self._due
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles have settings, state and a model of their own. What was gathered since
-        the last step, hooks and schedulers stay behind, as in torch."""
+        """Copies and pickles have settings, state and a model of their own. Statistics since the
+        last step, hooks and schedulers are not copied, as in torch."""
         settings = {
             "num_data": self.num_data, "lr": self._lr, "prior": self._prior_like,
             "preconditioner": self.preconditioner, "temperature": self.defaults["temperature"],
@@ -307,7 +319,7 @@ class NaturalLangevin(torch.optim.Optimizer):
     # The loop -------------------------------------------------------------------------------------
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets gradients, and the statistics that came with them."""
+        """Clears the gradients and the statistics that were collected with them."""
         super().zero_grad(set_to_none)
         self._fisher.forget()
         self._loss_check.forget()
@@ -315,8 +327,8 @@ class NaturalLangevin(torch.optim.Optimizer):
     def loss(self, outputs: Any, y: Tensor) -> Tensor:
         """The likelihood's own loss of a batch, reduced as ``reduction`` says.
 
-        ``F.cross_entropy(outputs, y)`` is ``optimizer.loss(outputs, y)`` for ``Categorical()``.
-        A likelihood that learns along the way, ``Gaussian("rmse")``, needs this one."""
+        ``F.cross_entropy(outputs, y)`` is ``optimizer.loss(outputs, y)`` for ``Categorical()``. A
+        likelihood that is updated from batches, such as ``Gaussian("rmse")``, needs it."""
         return self._labels.loss(outputs, y)
 
     @torch.no_grad()
@@ -324,8 +336,8 @@ class NaturalLangevin(torch.optim.Optimizer):
         """One update from the gradients in ``.grad``; a ``closure`` computes them first.
 
         A step that a GradScaler skips draws no noise and changes nothing. Gradients that are not
-        finite are a ``DivergenceError``, and the parameters stay as they were. On several ranks an
-        error of one is raised on all of them."""
+        finite raise ``DivergenceError`` and leave the parameters unchanged. With several ranks, an
+        error on one is raised on all."""
         loss, scale, mine = None, None, Local({})
         try:
             if closure is not None:
@@ -392,7 +404,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         self._fisher.forget()
 
     def _refuse_capture(self) -> None:
-        """What would make a recorded step wait for the host, or do another thing than its name."""
+        """Refuses settings that would make a recorded step wait for the host or be wrong."""
         if callable(self._lr) or self.preconditioner.refresh_steps or self._fisher.draw is not None:
             raise ValueError(
                 "capturable=True goes with lr as a number or a tensor, a metric without refresh, "
@@ -508,7 +520,8 @@ class NaturalLangevin(torch.optim.Optimizer):
         self.dynamics.check(self._chain().dynamics(self._prior, temperature), run)
 
     def _basis(self) -> Basis:
-        """In which basis the metric wants the statistics of the next passes; without chain axis."""
+        """The basis in which the metric needs the statistics of the next passes; without chain
+        axis."""
         found: dict[str, tuple[Tensor, Tensor]] = {}
         if "rotated" in self.preconditioner.requests:
             for _, update in self._current_vectors():
@@ -517,7 +530,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         return found
 
     def _read(self, scale: Scale | None) -> Local:
-        """What this rank's own passes give; every error here is one that others must hear of."""
+        """Gradients and statistics of this rank; errors here are shared with the other ranks."""
         if scale is None:
             return Local({}, skip=True)
         self._fisher.check_strays()
@@ -583,7 +596,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         self._current_vectors()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from what ``state_dict`` gave, of the same parameters and preconditioner."""
+        """Restores what ``state_dict`` returned, for the same parameters and preconditioner."""
         if not all("step" in group for group in state_dict["param_groups"]):
             raise ValueError("this is the state of another optimizer: it does not count its steps")
         self.init_state()
@@ -605,7 +618,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         return dict(self._prior)
 
     def learned(self) -> dict[str, Tensor]:
-        """What the likelihood has learned, such as a regression's noise variance: (1,) each."""
+        """The state of the likelihood, such as a regression's noise variance: (1,) each."""
         return self._labels.learned()
 
     # What comes out -------------------------------------------------------------------------------
@@ -620,7 +633,8 @@ class NaturalLangevin(torch.optim.Optimizer):
 
     @contextmanager
     def at_mean(self) -> Iterator[None]:
-        """Inside, the model's parameters are the running mean. No step may be taken meanwhile."""
+        """A context in which the model's parameters are the running mean. Take no step inside
+        it."""
         sampled = self.sampled()
         saved = {n: p.detach().clone() for n, p in sampled.items()}
         set_values(sampled, self.mean())
@@ -641,7 +655,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         return model
 
     def remove_hooks(self) -> None:
-        """Takes the hooks off the model; the optimizer is of no use afterwards."""
+        """Removes the hooks from the model; the optimizer cannot be used afterwards."""
         remove_hooks(self.model)
 
     def describe(self) -> dict[str, Any]:
@@ -671,7 +685,7 @@ def _on(device: torch.device, value: float | Tensor, dtype: torch.dtype) -> Tens
 
 
 def _check_dynamics(dynamics: Integrator) -> Integrator:
-    """Refuses what moves before it looks, looks twice, or compares energies."""
+    """Refuses dynamics that move before the gradient, need two gradients, or compare energies."""
     if not isinstance(dynamics, Integrator):
         raise TypeError(
             f"dynamics must be one of natural_langevin.dynamics, such as Overdamped(), got "
@@ -702,7 +716,7 @@ def _moves_first(dynamics: Integrator) -> bool:
 
 
 def _frozen(block: tuple[str, ...], params: Mapping[str, nn.Parameter]) -> bool:
-    """Whether nothing of the block is trained any more; a part of it may not be frozen alone."""
+    """Whether the whole block is frozen; freezing only a part of it is an error."""
     frozen = [k for k in block if not params[k].requires_grad]
     if frozen and len(frozen) < len(block):
         raise ValueError(

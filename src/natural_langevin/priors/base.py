@@ -1,4 +1,4 @@
-"""What the dynamics ask of a prior.
+"""``Prior``: the interface that the dynamics use.
 
 Every function works on one parameter tensor with a leading chain axis, (chain, *shape), and
 treats chains independently. The 1/N that puts the prior on the scale of the mean loss is applied
@@ -23,7 +23,7 @@ class Prior:
         raise NotImplementedError
 
     def gradient(self, theta: Tensor) -> Tensor:
-        """d ln alpha / d theta: the shape of ``theta``. Unless a prior says it, by differentiating
+        """d ln alpha / d theta: the shape of ``theta``. By default the derivative of
         ``log_density``."""
         found: Tensor = grad(lambda t: self.log_density(t).sum())(theta)
         return found
@@ -62,7 +62,7 @@ class Prior:
 
 
 def check_number_or_vector(name: str, value: float | Tensor, *, positive: bool) -> None:
-    """Refuses what is neither a finite number nor one finite (positive) value per chain."""
+    """Refuses values other than a finite number or one finite (positive) value per chain."""
     tensor = torch.as_tensor(value, dtype=torch.float64)
     if tensor.ndim > 1:
         raise ValueError(
@@ -74,8 +74,8 @@ def check_number_or_vector(name: str, value: float | Tensor, *, positive: bool) 
 
 
 def check_mean(prior: Prior, mean: Any) -> None:
-    """Refuses means that are not finite; a list or an array becomes a tensor. Whether its shape is
-    that of the parameter, ``resolve`` sees."""
+    """Refuses means that are not finite; a list or an array becomes a tensor. ``resolve`` checks
+    its shape."""
     if not isinstance(mean, (int, float, Tensor)):
         mean = torch.as_tensor(mean)
         object.__setattr__(prior, "mean", mean)

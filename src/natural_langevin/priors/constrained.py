@@ -1,7 +1,7 @@
 """Priors of parameters that are positive, bounded or ordered, for probabilistic models.
 
-A sampler moves freely over numbers u, and the model wants x = T(u), which is not free. A prior
-p(x) on what the model sees is, on what the sampler moves,
+The sampler moves unconstrained numbers u, and the model needs x = T(u), which is constrained. A
+prior p(x) becomes, in terms of u,
 
     ln alpha(u) = ln p(T(u)) + ln |det dT/du|,
 
@@ -55,7 +55,7 @@ class Constrained(Prior):
         return transforms.ExpTransform()
 
     def constrain(self, u: Tensor) -> Tensor:
-        """What the model sees: x = T(u)."""
+        """The value for the model: x = T(u)."""
         return self.transform(u)
 
     def law(self, like: Tensor) -> Distribution | None:

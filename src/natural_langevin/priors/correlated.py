@@ -1,4 +1,4 @@
-"""Weights of one unit that know of each other, such as those of neighbouring pixels."""
+"""Correlated weights of one unit, such as those of neighbouring pixels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Correlated(Prior):
     behind inputs that were mapped beforehand: w = L u with K = L L^T (``factor``), so that
     w . x = u . (x L).
 
-    >>> both = torch.tensor([[1.0, 0.9], [0.9, 1.0]])  # two inputs that should count alike
+    >>> both = torch.tensor([[1.0, 0.9], [0.9, 1.0]]) # two inputs of similar weight
     >>> Correlated(1.0, both).log_density(torch.tensor([[[1.0, 1.0]], [[1.0, -1.0]]])).argmax()
     tensor(0)
     """

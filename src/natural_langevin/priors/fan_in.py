@@ -1,4 +1,4 @@
-"""Weights that keep a layer's outputs at one size, however many inputs it has."""
+"""A variance that keeps a layer's outputs at one scale, whatever its number of inputs."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
-"""Horseshoe: most weights close to zero, a few left alone (Carvalho, Polson & Scott 2010).
+"""Horseshoe: most weights close to zero, a few not shrunk (Carvalho, Polson & Scott 2010).
 
     w = z lambda tau,    z ~ N(0, 1),    lambda ~ HalfCauchy(1) of every weight,
                                          tau ~ HalfCauchy(scale) of every tensor.
 
 Integrated over lambda, a weight has the density e^x E_1(x) / (tau sqrt(2 pi^3)), x = w^2 / 2 tau^2,
 whose logarithm has a pole at zero: its curvature is infinite, no ``precision`` describes it, and no
-step is small enough for it. So the scales stay variables of their own. The network is given the
-parameters z, ln lambda and ln tau in the place of w, the sampler moves all three, and each has an
-ordinary prior, normalised and differentiated exactly: ``Gaussian(1.0)`` and ``HalfCauchy``, whose
-Jacobian is that of the logarithm (see ``constrained``). Their precisions are 1 and 1/2.
+step is small enough for it. So the scales remain separate variables. The network has the parameters
+z, ln lambda and ln tau in place of w, the sampler moves all three, and each has an ordinary prior,
+normalised and differentiated exactly: ``Gaussian(1.0)`` and ``HalfCauchy``, whose Jacobian is that
+of the logarithm (see ``constrained``). Their precisions are 1 and 1/2.
 
-``slab`` bounds what is left alone (the regularised horseshoe, Piironen & Vehtari 2017): with c for
-the slab, lambda tau becomes lambda tau / sqrt(1 + (lambda tau / c)^2), and a large weight has the
-prior N(0, c^2).
+``slab`` bounds the weights that are not shrunk (the regularised horseshoe, Piironen & Vehtari
+2017): with c for the slab, lambda tau becomes lambda tau / sqrt(1 + (lambda tau / c)^2), and a
+large weight has the prior N(0, c^2).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _LOCAL: dict[Per, Callable[[Tensor], Tensor]] = {
 
 
 class Horseshoe(NamedTuple):
-    """A network whose weights have scales of their own, and the priors of its new parameters."""
+    """A network whose weights have their own scales, and the priors of its new parameters."""
 
     model: nn.Module
     prior: dict[str, Prior]
@@ -83,8 +83,8 @@ def horseshoe(
     """A copy of ``model`` with horseshoe weights, and the priors of the parameters it has for them.
 
     ``pattern``: which parameters of two axes or more (fnmatch). ``scale``: of tau. ``per``: whether
-    every weight has its lambda, or the weights of an input, or those of a unit share one: inputs
-    and units are then pruned as a whole. Give both to the sampler, with a prior for the rest:
+    every weight has its own lambda, or the weights of an input or of a unit share one, so that
+    inputs or units are pruned as a whole. Give both to the sampler, with a prior for the rest:
 
     >>> from natural_langevin import Langevin, likelihoods, priors
     >>> sparse = priors.horseshoe(nn.Sequential(nn.Linear(3, 2)), scale=0.5)

@@ -15,7 +15,7 @@ from natural_langevin.priors.base import Prior, check_mean
 
 @dataclass(frozen=True)
 class ScaleMixture(Prior):
-    """alpha(theta) = sum_k weights[k] N(theta; mean, variances[k]), every component on its own
+    """alpha(theta) = sum_k weights[k] N(theta; mean, variances[k]), every component independently
     (Blundell et al. 2015: two Gaussians, one of them narrow). Weights are normalised.
 
     >>> ScaleMixture(variances=(1.0, 1.0)).gradient(torch.tensor([[0.5]]))

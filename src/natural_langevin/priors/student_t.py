@@ -16,10 +16,10 @@ from natural_langevin.priors.base import Prior, check_mean, check_number_or_vect
 @dataclass(frozen=True)
 class StudentT(Prior):
     """theta = mean + scale t, with t of Student's law of ``df`` degrees of freedom, every component
-    on its own (``NormalInverseGamma`` shares one scale in a tensor).
+    independently (``NormalInverseGamma`` shares one scale in a tensor).
 
     ln alpha = -(df + 1)/2 ln(1 + (theta - mean)^2 / (df scale^2)) - ln scale + constant(df), summed
-    over components. The variance is scale^2 df / (df - 2); far weights are hardly pulled back.
+    over components. The variance is scale^2 df / (df - 2); large weights are shrunk little.
 
     >>> StudentT(scale=1.0, df=3.0).gradient(torch.tensor([[1.0]]))
     tensor([[-1.]])

@@ -1,4 +1,5 @@
-"""scikit-learn estimators: a Bayesian network by ``fit`` and ``predict_proba``, nothing to tune.
+"""scikit-learn estimators: Bayesian neural networks with ``fit`` and ``predict_proba``, without
+tuning.
 
 Imports tabular and what it needs from below; nothing imports it.
 

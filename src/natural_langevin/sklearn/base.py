@@ -1,4 +1,4 @@
-"""What both estimators share: the settings, the table's columns, and the recipe they call.
+"""Common base of both estimators: settings, encoding of columns, and the fit.
 
 A fit is ``tabular.recipe.learn`` on the encoded columns, as ``natural-langevin train`` does: one
 table, one answer.
@@ -41,33 +41,36 @@ log = logging.getLogger("natural_langevin")
 
 
 class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
-    """The base of both; not for use by itself.
+    """Base class of the classifier and the regressor; not for direct use.
 
-    ``X``: (n, features), dense or sparse numbers, in which NaN is missing; or a pandas or polars
-    frame whose columns may hold words, dates and missing cells. What was filled, encoded or left
-    out is in ``features_.notices`` and in the log.
+    ``X`` is (n, features): dense or sparse numbers, NaN for missing values; or a pandas or polars
+    frame, whose columns may hold words, dates and missing cells. ``features_.notices`` and the log
+    list what was filled, encoded or left out.
 
-    ``hidden_layer_sizes``: units of every hidden layer, () for a linear model ("auto": one layer of
-    50 below 500 rows, two from there on, or a linear model, as held-out rows have it);
-    ``activation``: "relu", "tanh" or "silu".
-    ``folds``: of the cross-validation that weighs ways to see the table (kinds of noise, inputs,
-    networks) and corrects how sure the predictions are. 0: none; then the first way is taken.
-    What else is "auto" is chosen by the recipe of ``Langevin``: ``prior_variance`` ("auto", a
-    number, "learned", a layer's own, integrated out, "fan_in", 3 divided by a layer's inputs,
-    "unit_fan_in", 1, or "wide_fan_in", 10 divided by them), ``step_size`` ("auto", or a number or
-    schedule), ``steps`` and ``batch_size``. ``temperature``: "auto" is 1. ``preconditioner``:
-    "qdop", "dop", "rmsprop" or "sgld". ``chains``: of the last runs together.
-    ``seconds``: what a fit may take, in place of ``steps``.
-    ``random_state``: a number for the same result every time. ``verbose``: whether progress is
-    shown; None, on a terminal.
+    Args:
+        hidden_layer_sizes: Units of every hidden layer; () is a linear model. "auto": one layer of
+            50 below 500 rows, two otherwise, or a linear model, chosen on held-out rows.
+        activation: "relu", "tanh" or "silu".
+        prior_variance: "auto": chosen by the recipe of ``Langevin``. A number. "learned": one per
+            layer, integrated out. "fan_in", "unit_fan_in", "wide_fan_in": 3, 1 or 10 divided by the
+            number of a layer's inputs.
+        temperature: "auto" is 1.
+        step_size: "auto": chosen by the recipe. A number, or a schedule.
+        folds: Folds of the cross-validation that weighs the views of the table (kinds of noise,
+            inputs, networks) and calibrates the predictions. 0: none; the first view is used.
+        preconditioner: "qdop", "dop", "rmsprop" or "sgld".
+        steps: Steps of every chain. "auto": chosen by the recipe.
+        chains: Chains of the final runs together.
+        batch_size: Rows of a minibatch. "auto": chosen by the recipe.
+        seconds: Time limit of a fit, in place of ``steps``.
+        random_state: An integer makes the result reproducible.
+        verbose: Whether to show progress. None: on a terminal.
 
-    Fitted: ``choice_`` (the views that were tried, with held-out NLL and weight), ``reason_`` (in
-    words),
-    ``scale_`` (below 1: surer than the networks by themselves), ``posteriors_`` and ``weights_``
-    (of the views that count), ``posterior_`` (of the largest weight; its networks are given
-    ``network_inputs(X)``),
-    ``features_`` (how columns became inputs), ``n_iter_``, ``n_features_in_``,
-    ``feature_names_in_``.
+    Fitted attributes: ``choice_`` (the views tried, with held-out NLL and weight), ``reason_`` (the
+    choice, in words), ``scale_`` (below 1: more confident than the networks alone), ``posteriors_``
+    and ``weights_`` (of the views in use), ``posterior_`` (the one of largest weight; its networks
+    take ``network_inputs(X)``), ``features_`` (how columns became inputs), ``n_iter_``,
+    ``n_features_in_``, ``feature_names_in_``.
     """
 
     def __init__(
@@ -124,15 +127,16 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         pickles.checked(self, version)
 
     def _check_fitted(self) -> None:
-        """Also not fitted is what another version has learned, where it is of no use here."""
+        """Raises an error if not fitted, or fitted by another version in a form that cannot be
+        used."""
         if (reason := vars(self).get("_unreadable")) is not None:
             raise NotFittedError(reason)
         check_is_fitted(self, "learned_")
 
     def set_output(self, *, predict: str = "default") -> Any:
-        """What answers are: arrays, as scikit-learn's own estimators give ("default"); columns of
-        the kind of frame that ``X`` is, with its index ("same"); or always "pandas" or "polars"
-        columns. scikit-learn's scorers and meta-estimators expect arrays."""
+        """Sets the type of predictions: arrays ("default"); a frame of the same kind as ``X``, with
+        its index ("same"); or always "pandas" or "polars". scikit-learn's scorers and
+        meta-estimators expect arrays."""
         if predict not in OUTPUTS:
             raise ValueError(f"predict must be one of {OUTPUTS}, got {predict!r}")
         self._sklearn_output_config = {"predict": predict}  # which clone() keeps
@@ -143,7 +147,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         return answer(values, X, output, names)
 
     def _named(self, count: int) -> list[Any]:
-        """The names of so many targets, as their columns were called or numbered."""
+        """The names of the targets: their column names, or numbers."""
         if len(self._target_names) == count:
             return self._target_names
         return ["prediction"] if count == 1 else [f"prediction {k}" for k in range(count)]
@@ -155,7 +159,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
     def _learn(
         self, table: Table, y: Tensor, weight: Array | None, *, classes: int = 0, task: str = ""
     ) -> None:
-        """Encodes the columns and follows the recipe."""
+        """Encodes the columns and runs the fit."""
         if self.task not in ("auto", *self._tasks):
             raise ValueError(f"task must be one of {('auto', *self._tasks)}, got {self.task!r}")
         settings = self._settings()
@@ -196,14 +200,14 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"{name} {error.problem}") from None
 
     def partial_dependence(self, X: Any, feature: str | int, **options: Any) -> PartialDependence:
-        """How the prediction depends on one column, with what the networks disagree on: see
+        """How the prediction depends on one column, with the networks' disagreement: see
         ``tabular.explain.partial_dependence``."""
         table = self._table(X)
         name = feature if isinstance(feature, str) else table.names[feature]
         return partial_dependence(self.learned_, self.features_, table, name, **options)
 
     def permutation_importance(self, X: Any, y: Any, **options: Any) -> Importance:
-        """What is lost of ln p(y) where a column is shuffled, with its standard error: see
+        """The loss of ln p(y) when a column is shuffled, with its standard error: see
         ``tabular.explain.permutation_importance``."""
         table = self._table(X)
         return permutation_importance(
@@ -274,8 +278,8 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         return encoded.x
 
     def _asked(self, X: Any, ask: Callable[[Predictive], Array]) -> Array:
-        """What ``ask`` says of the rows' distributions, some rows at a time: every one of them has
-        as many components as there are networks and widths of their noise."""
+        """``ask`` of the rows' distributions, in chunks of rows: each distribution has one
+        component per network and noise level."""
         flat = getattr(self, "_flat", False)
         parts = self._inputs(X).split(CHUNK)
         return np.concatenate([ask(self.learned_.predictive(x, flat=flat)) for x in parts])
@@ -293,7 +297,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
 
 @contextmanager
 def _frames_take_words() -> Iterator[None]:
-    """What scikit-learn says of words in an array, with the remedy."""
+    """scikit-learn's error about words in an array, with a remedy added."""
     try:
         yield
     except ValueError as error:
@@ -305,7 +309,8 @@ def _frames_take_words() -> Iterator[None]:
 
 
 def _check_targets(y: Any, *, numeric: bool) -> None:
-    """One sentence with the row, where targets are missing or, for a regression, no numbers."""
+    """Raises an error that names the row if a target is missing or, for a regression, not a
+    number."""
     pd = need_pandas()
     rows = pd.DataFrame(np.asarray(y))
     missing = rows.isna().any(axis=1).to_numpy()
@@ -325,7 +330,8 @@ def _check_targets(y: Any, *, numeric: bool) -> None:
 
 
 def _weighted(table: Table, weight: Array | None) -> Table:
-    """The rows that statistics are taken of: with whole weights, each as often as it counts."""
+    """The rows that statistics are computed from: with integer weights, each repeated that
+    often."""
     if weight is None:
         return table
     whole = bool((weight == np.round(weight)).all())

@@ -18,11 +18,11 @@ from natural_langevin.tabular.target import in_order
 
 
 class NaturalLangevinClassifier(ClassifierMixin, NaturalLangevinEstimator):  # type: ignore[misc]
-    """A Bayesian network for classes; the settings are those of ``NaturalLangevinEstimator``.
+    """A Bayesian neural network classifier; arguments as for ``NaturalLangevinEstimator``.
 
     ``task="ordinal"``: the classes have an order, that of ``classes_``: of numbers, of words that
-    are known (low, medium, high) or of an ordered pandas column. Rare classes stay as rare
-    as they are, which is what probabilities should say; for balanced decisions give
+    are known (low, medium, high) or of an ordered pandas column. Probabilities reflect the class
+    frequencies of the data; for balanced decisions give
     ``sample_weight=compute_sample_weight("balanced", y)`` of scikit-learn.
 
     >>> from sklearn.datasets import load_iris
@@ -92,9 +92,9 @@ class NaturalLangevinClassifier(ClassifierMixin, NaturalLangevinEstimator):  # t
         return torch.as_tensor(order[np.searchsorted(self.classes_, y, sorter=order)])
 
     def predict_proba(self, X: Any) -> Any:
-        """(n, classes), in the order of ``classes_``: averages over the posteriors' networks, with
-        the weights and the scale that cross-validation gave. Of several labels per row, each
-        label's own probability."""
+        """(n, classes), in the order of ``classes_``: averages over the networks, with the weights
+        and the calibration of the cross-validation. With several labels per row, the probability of
+        each label."""
         return self._answer(self._probabilities(X), X, self._columns())
 
     def _columns(self) -> list[Any]:
@@ -113,16 +113,16 @@ class NaturalLangevinClassifier(ClassifierMixin, NaturalLangevinEstimator):  # t
         return self._answer(found, X, self._columns())
 
     def predict(self, X: Any) -> Any:
-        """The most probable class of every row; of several labels, those that are more probable
-        than not."""
+        """The most probable class of every row; with several labels per row, those of probability
+        above 1/2."""
         probabilities = self._probabilities(X)
         if self._several:
             return self._answer((probabilities > 0.5).astype(np.int64), X, self._columns())
         return self._answer(self.classes_[probabilities.argmax(axis=1)], X, self._named(1))
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: int = 0) -> Array:
-        """(n, n_samples) labels drawn from the predictive probabilities; of several labels per row
-        (n, labels, n_samples), drawn together from one network each."""
+        """(n, n_samples) labels drawn from the predictive probabilities; with several labels per
+        row (n, labels, n_samples), each drawn from one network."""
         if self._several:
             rng = np.random.default_rng(random_state)  # rows are asked in parts
             drawn = self._asked(
@@ -134,8 +134,8 @@ class NaturalLangevinClassifier(ClassifierMixin, NaturalLangevinEstimator):  # t
         return self.classes_[(cumulative[:, None, :-1] < u[..., None]).sum(-1)]
 
     def predict_set(self, X: Any, level: float = 0.9) -> Any:
-        """Which classes are in each row's set, (n, classes) bool: as many as held-out rows say it
-        takes to hold the truth in ``level`` of all rows (split conformal over the folds)."""
+        """Which classes are in each row's set, (n, classes) bool: large enough to hold the true
+        class in a share ``level`` of the held-out rows (split conformal over the folds)."""
         x = self._inputs(X)
         if self._several:
             raise ValueError("predict_set is for one class per row, and there are several labels")

@@ -1,4 +1,4 @@
-"""Frames in, the same kind out: answers as pandas or polars columns, where that was asked for."""
+"""Predictions as pandas or polars columns, if requested by ``set_output``."""
 
 # ruff: noqa: N803 (scikit-learn calls its inputs X)
 from __future__ import annotations

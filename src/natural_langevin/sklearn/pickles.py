@@ -1,8 +1,8 @@
-"""Pickled estimators: which version wrote one, and what to do where another reads it.
+"""Pickled estimators: the version that wrote one, and how another version reads it.
 
 A pickle holds whatever attributes a fit had in the version that made it. Read by another, it may
-lack some, or be of classes that are gone. So the version comes first in a pickle, before anything
-that could fail; and what another version has learned is tried on one row before it is trusted.
+lack some, or be of classes that are gone. So the version is stored first, before anything that
+could fail, and an estimator of another version is tested on one row before it is used.
 """
 
 from __future__ import annotations

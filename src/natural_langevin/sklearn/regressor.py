@@ -22,12 +22,12 @@ FEW_COUNTS = 5
 
 
 class NaturalLangevinRegressor(RegressorMixin, NaturalLangevinEstimator):  # type: ignore[misc]
-    """A Bayesian network for real targets, one or several; the settings are those of
+    """A Bayesian neural network for one or several real targets; arguments as for
     ``NaturalLangevinEstimator``.
 
     Held-out rows choose whether the noise has one size or depends on the inputs, and whether a
-    skewed positive target is sampled as its logarithm (``noise``, ``log``). Amounts of which a
-    tenth is exactly 0 are also tried in two parts, whether there is one and how much
+    skewed positive target is sampled as its logarithm (``noise``, ``log``). If a tenth of the
+    targets is exactly 0, a hurdle model is tried too, zero or a positive amount
     (``noise="hurdle"``; ``predict_dist(X).zero``, as of counts, is the probability of 0).
     ``task="count"``: targets 0, 1, 2, ... with Poisson or overdispersed noise; "auto" is that where
     targets look like counts (``tabular.target.are_counts``), and "regression" otherwise.
@@ -74,8 +74,8 @@ class NaturalLangevinRegressor(RegressorMixin, NaturalLangevinEstimator):  # typ
         return self.learned_.predictive(x, flat=self._flat)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """The predictive mean; with ``return_std`` also its standard deviation, which holds both
-        the noise of a new observation and the networks' disagreement."""
+        """The predictive mean; with ``return_std`` also its standard deviation, which includes the
+        noise of a new observation and the networks' disagreement."""
         if not return_std:
             mean = self._asked(X, lambda found: found.mean)
             return self._answer(mean, X, self._names(mean))
@@ -95,8 +95,8 @@ class NaturalLangevinRegressor(RegressorMixin, NaturalLangevinEstimator):  # typ
     def predict_interval(
         self, X: Any, level: float = 0.9, *, conformal: bool = False
     ) -> tuple[Any, Any]:
-        """The ends of central intervals. ``conformal``: as wide as it took to hold ``level`` of the
-        held-out rows, whatever the posterior says (split conformal over the folds)."""
+        """The bounds of central intervals. ``conformal``: wide enough to hold a share ``level`` of
+        the held-out rows (split conformal over the folds)."""
         if conformal:
             level = min(self.learned_.conformal(level), 1 - 1e-9)
         return self._split(

@@ -102,8 +102,8 @@ def llc_curve(
     """The learning coefficient of every checkpoint, with ``chains`` chains each, in one run.
 
     ``checkpoints``: state dicts or modules, in a list, or by the step at which they were taken. The
-    other arguments are those of ``llc``. One step size serves all of them: it is chosen by the last
-    checkpoint and the first.
+    other arguments are those of ``llc``. All share one step size, chosen from the last checkpoint
+    and the first.
     """
     check(likelihood, model, baseline)
     named = checkpoints if isinstance(checkpoints, Mapping) else dict(enumerate(checkpoints))

@@ -1,19 +1,19 @@
-"""What minibatches add to E[n beta L_n], and how much of it shuffled epochs leave.
+"""The bias of E[n beta L_n] by minibatch noise, for independent minibatches and shuffled epochs.
 
-A minibatch's noise, eta C (g_B - g), adds to the energy of every direction k half of its heat, and
-the sum over directions needs no curvature: with d weights and the mean heat h of a weight
-(``diagnostics.kinetic``: ``minibatch``),
+A minibatch's noise, eta C (g_B - g), adds half of its heat to the energy of every direction k, and
+the sum over directions does not depend on the curvature: with d weights and the mean heat h of a
+weight (``diagnostics.kinetic``: ``minibatch``),
 
     bias of lambda = d h / 2                                   for independent minibatches.
 
-Of m minibatches that are parts of one shuffled epoch the errors add up to zero: at the frequency
-omega their noise has the share
+The errors of the m minibatches of a shuffled epoch add up to zero: at the frequency omega their
+noise has the share
 
     S(omega) = (m - F_m(omega)) / (m - 1),   F_m(omega) = sin(m omega / 2)^2 / (m sin(omega / 2)^2)
 
 of an independent one's power, F_m the Fejer kernel. A direction of curvature k in the metric moves
 at omega = sqrt(eta k). Noise is in proportion to k, which lies between its mean over the 2 lambda
-directions that the data see, and the steepest: their geometric mean stands for all.
+directions that the data determine and the steepest; their geometric mean is used for all.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def bias(
     value: float, *, weights: int, heat: float, minibatches: float, step_size: float,
     steepest: float | None, shuffled: bool,
 ) -> float:  # fmt: skip
-    """By how much minibatches raise a learning coefficient that came out as ``value``.
+    """The amount by which minibatches raised a learning coefficient estimated as ``value``.
 
     Args:
         weights: d, how many weights are sampled.

@@ -1,4 +1,4 @@
-"""A local learning coefficient, its error, and whether to trust it."""
+"""A local learning coefficient with its error and warnings."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ SMALL = 2_000
 @dataclass(frozen=True)
 class LearningCoefficient:
     """lambda = n beta (E[L_n(w)] - L_n(w*)), ``value`` with its standard ``error``: the Monte-Carlo
-    error over chains and draws, and half of what was taken off for minibatches, a quarter where
-    a second run has measured that.
+    error over chains and draws, plus half of the minibatch correction (a quarter if a second run
+    measured it).
 
     ``chains``: the value of every healthy chain. ``trace``: n beta (L_n - L_n(w*)) of every draw,
     (chain, draw), before the correction. ``sensitivity``: d value / d ln gamma. ``losses``: of
-    every datum, (chain, draw, n), where they were asked for."""
+    every datum, (chain, draw, n), if requested."""
 
     value: float
     error: float
@@ -57,7 +57,7 @@ class LearningCoefficient:
 
     @property
     def warnings(self) -> list[str]:
-        """Why not to trust the value, each with a remedy; empty where there is no reason."""
+        """Reasons to doubt the value, each with a remedy; empty if there is none."""
         found, size = [], max(abs(self.value), 1e-12)
         lost = self.posterior.chains - len(self.posterior.healthy)
         if lost:
@@ -123,8 +123,8 @@ class LearningCoefficient:
 
 
 def mean_and_error(trace: Tensor) -> tuple[float, float]:
-    """The mean over (chain, draw), and its Monte-Carlo error: the larger of that by the effective
-    sample size and that by the chains' own means."""
+    """The mean over (chain, draw), and its Monte-Carlo error: the larger of the one from the
+    effective sample size and the one from the chains' means."""
     values = _numbers(trace)
     error = float(ranks.error_of_mean(values)[0])
     if len(trace) > 1:

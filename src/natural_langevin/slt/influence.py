@@ -1,11 +1,11 @@
-"""Bayesian influence functions: what a datum's weight does to the loss of another.
+"""Bayesian influence functions: the effect of a datum's weight on the loss of another.
 
 Where datum i counts (1 + e) times in the likelihood, the posterior's mean of a loss changes by
 
     d E[loss_q] / d e = -beta Cov(loss_i, loss_q)
 
-over the draws (Giordano, Broderick & Jordan 2018; Kreer et al. 2025): no Hessian, and nothing is
-differentiated, for networks whose minima are not points.
+over the draws (Giordano, Broderick & Jordan 2018; Kreer et al. 2025): it needs no Hessian and no
+gradient, so it holds for networks whose minima are not isolated points.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def influence(
     """-beta Cov(loss of datum i, loss of query q) over the draws: (query, datum), float64. Negative
     where more weight on the datum lowers the query's loss.
 
-    ``data`` and ``queries``: (x, y). ``chains``: which of the posterior's; left open, all that have
-    one target. Every chain is centred by itself.
+    ``data`` and ``queries``: (x, y). ``chains``: the chains to use; None: all, if they have one
+    target. Covariances are computed within chains.
     """
     posterior = estimate.posterior if isinstance(estimate, LearningCoefficient) else estimate
     wanted = posterior.chosen(chains)

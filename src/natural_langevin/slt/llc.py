@@ -3,10 +3,10 @@
 Everything is a run of ``Langevin``: prior around w* (``local``), likelihood power beta = 1 / ln n,
 start at w*, metric and step size by the recipe. E[L_n] is over all data at the kept draws.
 
-Minibatches heat a chain in proportion to 1 / friction, which raises the value by b. A fifth of the
-data is a minibatch: shuffled epochs leave little of it, and that is taken off (``epochs``).
-Where it is not little against the value, how much it is depends on how the loss goes on beyond its
-parabola (.4 to 1.5 of it were seen), and a second run with c times the friction measures it:
+Minibatches heat a chain in proportion to 1 / friction, which raises the value by b. A minibatch is
+a fifth of the data, in shuffled epochs, which makes b small; an estimate of it is subtracted
+(``epochs``). If b is not small against the value, that estimate is too rough, because it depends on
+the loss beyond its quadratic approximation, and a second run with c times the friction measures b:
 
     first = lambda + b,   second = lambda + b / c:    b / c = (first - second) / (c - 1).
 """
@@ -72,19 +72,21 @@ def llc(
     progress: bool | str = False,
     **options: Any,
 ) -> LearningCoefficient:
-    """The local learning coefficient at the model's own weights w*, with its error and a verdict.
+    """The local learning coefficient at the model's weights w*, with its error and warnings.
 
     Args:
         data: (x, y) tensors, a TensorDataset, or a DataLoader.
-        gamma: how local: the prior is N(w*, s^2 / gamma), s^2 the mean square of a tensor's weights
-            (``localised``). ``prior`` is one of your own, such as ``priors.around(model,
+        gamma: localisation: the prior is N(w*, s^2 / gamma), s^2 the mean square of a tensor's
+            weights (``localised``). ``prior`` replaces it, such as ``priors.around(model,
             variance=0.01)``.
-        power: beta; left open, 1 / ln n.
+        power: beta. None: 1 / ln n.
         baseline: L_n(w*) "model", or "minimum", the lowest loss that a descent from w* finds.
-        steps, seconds, batch_size, burn_in: as of ``Langevin.sample``; left open, by the recipe.
-            A second run as long is made where minibatches heat too much, without ``seconds``.
-        draws: most draws of a chain that are kept, each of which is evaluated on all data.
-        keep_losses: keeps the loss of every datum at every draw (``influence`` needs none of it).
+        steps, seconds, batch_size, burn_in: as for ``Langevin.sample``. None: chosen by the recipe.
+            If minibatch noise is too large, a second run of the same length follows, unless
+            ``seconds`` is given.
+        draws: the most draws kept per chain; each is evaluated on all data.
+        keep_losses: whether to keep the loss of every datum at every draw (``influence`` does not
+            need it).
         options: those of ``Langevin``, such as ``seed``, ``device``, ``step_size``,
             ``preconditioner``, ``dynamics`` (with a ``step_size``; a third of ``steps`` is then
             the burn-in).
@@ -120,7 +122,7 @@ def llc(
 
 
 def check(likelihood: Likelihood, model: Any, baseline: str) -> None:
-    """Refuses what has no loss to compare with that at w*."""
+    """Refuses likelihoods and options for which the loss at w* is not defined."""
     if baseline not in ("model", "minimum"):
         raise ValueError(f'baseline must be "model" or "minimum", got {baseline!r}')
     if isinstance(model, nn.Module) and isinstance(likelihood, Likelihood):
@@ -197,7 +199,7 @@ def run(
 
 
 def rows_of(data: Any, num_data: float | None) -> float:
-    """n: the user's own, or what the data are."""
+    """n: as given, or the number of rows of the data."""
     if num_data is not None:
         return float(num_data)
     if isinstance(data, DataLoader):
@@ -246,8 +248,9 @@ def at_baseline(
 def with_more_friction(
     run: Run, found: Sequence[LearningCoefficient], data: Any, progress: bool | str
 ) -> Posterior | None:
-    """Another run from where this one ended, with ``COOLER`` times its friction, where minibatches'
-    heat is not small against the values; None where it is, or the friction is the user's own."""
+    """A second run from the end of this one, with ``COOLER`` times its friction, if the
+    minibatches' heat is not small against the values. None if it is small, or if the user gave the
+    friction."""
     plan, heat = run.posterior.plan, sum(one.minibatch_bias for one in found)
     if plan is None or plan.friction is None or heat <= HOT * abs(sum(one.value for one in found)):
         return None
@@ -265,7 +268,7 @@ class Draws(NamedTuple):
     step_size: float | None
 
     def rows(self, chains: list[int]) -> Tensor:
-        """Where these chains are, as far as they are healthy."""
+        """The places of these chains among the healthy ones."""
         return torch.tensor([self.chains.index(c) for c in chains if c in self.chains])
 
     @classmethod
@@ -289,7 +292,7 @@ def summarised(
     warmer: Draws | None = None,
 ) -> LearningCoefficient:
     """The estimate of some healthy ``chains``; ``base``: the loss at w* of all chains; ``draws``,
-    ``warmer``: what all healthy chains' draws say, and those of the run with less friction."""
+    ``warmer``: the draws of all healthy chains, and those of the run with less friction."""
     if not chains:
         raise ValueError("every chain diverged: give a smaller step_size, or a larger gamma")
     config, rows = posterior.config, draws.rows(chains)
@@ -331,7 +334,7 @@ def summarised(
 def _minibatch_bias(
     config: Mapping[str, Any], value: float, weights: int, step_size: float | None
 ) -> float:
-    """What minibatches have added, by what the run measured of them; 0 with all data in each."""
+    """The bias by minibatches, from the heat that the run measured; 0 for full batches."""
     heat = (config.get("effective_temperature") or {}).get("minibatch")
     minibatches = float(config["num_data"]) / float(config["batch_size"])
     if not heat or minibatches <= 1:

@@ -1,9 +1,8 @@
-"""Where a local learning coefficient is local: a Gaussian prior around the weights of a network.
+"""The localising prior of a learning coefficient: a Gaussian around the weights of a network.
 
-Every tensor's variance is the mean square of its values over gamma, so that the prior knows how
-large weights are by themselves. A layer that is multiplied by c, while the next one is divided by
-it, has a prior that is c times as wide: network, prior and Fisher metric change together, and the
-coefficient does not.
+Every tensor's variance is the mean square of its values over gamma, so that the prior scales with
+the weights. If a layer is multiplied by c and the next divided by c, its prior becomes c times as
+wide: network, prior and Fisher metric change together, and the coefficient stays the same.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ def localised(
     (``priors.mean_squares``);
     of a list of networks, one per chain, every chain's own.
 
-    ``priors.around(model, variance=1 / gamma)`` is the one of Lau et al. (2023), the same for all
-    weights whatever their size.
+    ``priors.around(model, variance=1 / gamma)`` is that of Lau et al. (2023), the same for all
+    weights.
 
     >>> from torch import nn
     >>> prior = localised(nn.Linear(100, 3), gamma=2.0)

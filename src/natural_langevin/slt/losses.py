@@ -1,4 +1,4 @@
-"""Losses of all data at given weights: what E[L_n(w)] and L_n(w*) are made of."""
+"""Losses of all data at given weights, for E[L_n(w)] and L_n(w*)."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     WBIC = E[n L_n(w)],    w ~ alpha(w) prod_n p(y_n | x_n, w)^beta,    beta = 1 / ln n
 
-is -ln of the marginal likelihood up to O(sqrt(ln n)), for singular models too. ``evidence`` has it
-without that remainder, at the price of a ladder of powers.
+is -ln of the marginal likelihood up to O(sqrt(ln n)), for singular models too. ``evidence``
+computes it without that remainder, with a ladder of powers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def wbic(
     progress: bool | str = False,
     **options: Any,
 ) -> FreeEnergy:
-    """WBIC under ``prior`` (left open: N(0, 2 / fan_in)). ``options`` are those of ``Langevin``."""
+    """WBIC under ``prior`` (None: N(0, 2 / fan_in)). ``options`` are those of ``Langevin``."""
     check(likelihood, model, "model")
     count = rows_of(data, options.get("num_data"))
     sampler = Langevin(

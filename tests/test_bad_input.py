@@ -143,7 +143,7 @@ DATA: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
         TypeError, ["ndarray", "encode its classes"]),
     "a list of words": (
         lambda: sample((X, ["red", "blue"] * 20)),
-        TypeError, ["list of texts", "encode its classes", "numpy.unique(y, return_inverse=True)"]),
+        TypeError, ["list of str", "encode its classes", "numpy.unique(y, return_inverse=True)"]),
     "classes of pixels on torch's axis": (
         lambda: sample((torch.rand(40, 1, 5, 6), torch.zeros(40, 5, 6).long()),
                        model=nn.Conv2d(1, 3, 1)),

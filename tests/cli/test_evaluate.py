@@ -76,7 +76,8 @@ def test_a_row_of_another_class_is_told_and_the_others_are_scored(classes, tmp_p
     found = evaluated(classes, table, tmp_path)
     assert found["rows"] == 29
     assert (
-        "1 of 30 rows are not scored: in 1 'kind' is no class of the training rows" in found["said"]
+        "1 of 30 rows are not scored: in 1 'kind' is not a class of the training rows"
+        in found["said"]
     )
     assert "(first: 'tulip', new.csv, line 4)" in found["said"]
 

@@ -90,7 +90,7 @@ def test_a_missing_package_is_named_with_the_extra(tmp_path, monkeypatch, name, 
 def test_damaged_files_are_refused(tmp_path, name, package):
     pytest.importorskip(package)
     (tmp_path / name).write_bytes(b"PK\x03\x04 no such thing")
-    with pytest.raises(DataError, match=rf"{name} is no \w+ file that can be read"):
+    with pytest.raises(DataError, match=rf"{name} cannot be read as \w+"):
         frame_files.read(str(tmp_path / name))
 
 

@@ -124,14 +124,17 @@ def test_the_number_of_data_is_what_the_loader_yields(options: dict, expected: i
             DataLoader(ROWS, batch_size=8, sampler=WeightedRandomSampler([1.0] * 40, 40)),
             "WeightedRandomSampler: datum n then counts",
         ),
-        (DataLoader(ROWS, batch_size=8, sampler=Halves()), "Halves gives other data in every ep"),
+        (
+            DataLoader(ROWS, batch_size=8, sampler=Halves()),
+            "Halves gives different data in every ep",
+        ),
         (
             DataLoader(ROWS, batch_sampler=[[0, 1], [1, 2]]),
             r"list gives data 1\.33 times per epoch",
         ),
         (
             DataLoader(ROWS, batch_sampler=[[0, 1, 2], [3, 4, 5, 6, 7]]),
-            "list hold 3 to 5 data but count alike",
+            "list hold 3 to 5 data but have equal weight",
         ),
         (DataLoader([ROWS[:4]] * 10, batch_size=None), "counts batches, not data"),
         (
@@ -140,7 +143,7 @@ def test_the_number_of_data_is_what_the_loader_yields(options: dict, expected: i
         ),
         (
             SharedBatches(DataLoader(ROWS, batch_size=15, drop_last=True)),
-            "last 10 of 40 data never come",
+            "last 10 of 40 data are never used",
         ),
         (DataLoader(ROWS, batch_size=15, sampler=Backwards()), "the same 10 data"),
     ],

@@ -211,14 +211,14 @@ def test_whole_numbers_are_targets_of_a_regression_too() -> None:
     [
         (
             lambda x, i, y: (pd.DataFrame({"a": ["u"] * 60, "b": x[:, 0]}), y),
-            r"\['a'\] hold no num",
+            r"\['a'\] are not num",
         ),
         (lambda x, i, y: (x, pd.Series(["u", "v"] * 30)), "encode its classes"),
         (lambda x, i, y: {"x": x, "index": i}, "needs its targets under one of"),
         (lambda x, i, y: ((x, i[:10]), y), "same number of samples"),
         (lambda x, i, y: ((x, i + 2**25), y), "beyond 16777216"),
         (lambda x, i, y: (x, i, y.float(), y), "forward takes"),
-        (lambda x, i, y: ({"x": ["a"] * 60, "index": i}, y), r"\['x'\] hold no tensors"),
+        (lambda x, i, y: ({"x": ["a"] * 60, "index": i}, y), r"\['x'\] are not tensors"),
     ],
 )
 def test_what_cannot_be_taken_is_refused_with_the_remedy(data, said: str) -> None:

@@ -63,6 +63,6 @@ def test_convergence_and_usability_are_two_answers() -> None:
 def test_the_noise_of_minibatches_is_named_where_it_makes_steps_small() -> None:
     slow = {"step_size": 4e-7, "relaxation": 2e3, "heat": 0.04, "curvature": 1.1, "slowest": 0.9}
     run = {"recipe": slow, "steps": 2000, "limit": "steps", "batch_size": 500, "num_data": 10**6}
-    assert Advice(run).longer().endswith("small steps alone: batch_size=2000")
+    assert Advice(run).longer().endswith("only small steps: batch_size=2000")
     steep = run | {"recipe": slow | {"slowest": 1e-3}}  # a direction that is slow by itself
     assert "steps=6000" in Advice(steep).longer()

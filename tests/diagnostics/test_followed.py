@@ -73,7 +73,7 @@ def test_noise_that_chains_have_learned_is_compared() -> None:
             found = posterior(nn.Linear(1, 1), likelihood, samples, learned=learned)
             said.append([v for v in found.diagnose(normal(10, 1)).verdicts if "noise" in v])
     assert said[:2] == [[], []]
-    assert all("noise of different size, 1 to 1.41 (the data leave 3% open)" in v[0]
+    assert all("noise levels, 1 to 1.41 (the data determine them to within 3%)" in v[0]
                for v in said[2:])  # fmt: skip
 
 

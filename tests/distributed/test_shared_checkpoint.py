@@ -98,7 +98,7 @@ def test_another_run_is_refused_on_all_ranks(found):
 
 def test_a_disk_that_is_full_at_one_rank(found):
     text = the_error(found["full_disk_at_one_rank"], "WriteError")
-    assert "File too large (rank 2). The checkpoint before it is intact" in text
+    assert "File too large (rank 2). The previous checkpoint is intact" in text
     for before, after, left, names in values(found["after_the_full_disk"]):
         assert (before, after) == (1, 3)
         assert left == names == [NEWEST]

@@ -15,12 +15,16 @@ from natural_langevin import Langevin, likelihoods, preconditioners
     ("activation", "options", "said"),
     [
         (nn.Tanh, {}, "this way: native"),
-        (nn.Softsign, {}, "does not take this run: a network that is not a chain of linear layers"),
+        (
+            nn.Softsign,
+            {},
+            "does not support this run: a network that is not a chain of linear layers",
+        ),
         (nn.Tanh, {"compile": False}, "eager, since compile=False"),
         (
             nn.Tanh,
             {"preconditioner": preconditioners.KroneckerFisher()},
-            "does not take this run: the metric KroneckerFisher",
+            "does not support this run: the metric KroneckerFisher",
         ),
     ],
 )

@@ -144,5 +144,5 @@ def test_what_does_not_go_with_them_is_refused_with_the_remedy() -> None:
     found, (x, y) = sampler(1, control_variates=5, num_data=60), data()
     with pytest.raises(ValueError, match=r"step\(\)"):
         found.step(found.init(), (x, y))
-    with pytest.raises(ValueError, match="a DataLoader does not show"):
+    with pytest.raises(ValueError, match="a DataLoader does not offer"):
         found.sample(DataLoader(TensorDataset(x, y), batch_size=20), 4, progress=False)

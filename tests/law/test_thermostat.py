@@ -58,7 +58,9 @@ def test_the_posterior_and_the_friction_with_all_data(metric: Preconditioner, et
 
 def test_minibatches_are_refused_with_the_reason() -> None:
     """At temperature 0 nothing is thermostatted, and they may be."""
-    with pytest.raises(ValueError, match=r"all 200 data in every step, got batches of 10: its one"):
+    with pytest.raises(
+        ValueError, match=r"all 200 data in every step, got batches of 10: its single"
+    ):
         run(NoseHoover(0.1), FullFisher(), 0.01, 10)
     problem = make_problem(temperature=0.0)
     sampler = problem.sampler(FullFisher(), gaussian_prior(problem), 2, dynamics=NoseHoover(0.5))

@@ -137,7 +137,7 @@ def test_any_dynamics(moves: dynamics.Integrator, every: int) -> None:
     ("moves", "error"),
     [
         (dynamics.Underdamped(integrator="ubu"), "needs gradients between two steps"),
-        (dynamics.Adjusted(), "compares energies"),
+        (dynamics.Adjusted(), "evaluates losses by itself"),
         ("baoab", "dynamics must be one of natural_langevin.dynamics"),
     ],
 )

@@ -67,7 +67,7 @@ def test_features_give_the_draws_of_the_whole_network(
     sampler = Langevin(net, likelihoods.Categorical(), compile=False, **OPTIONS)  # type: ignore[arg-type]
     with caplog.at_level(logging.INFO, "natural_langevin"):
         fast = sampler.sample((x, y), 15, batch_size=40, progress=False)
-    assert f"everything before layer {first} is fixed" in caplog.text
+    assert f"everything before layer {first} is frozen" in caplog.text
     slow = sampler.sample(DataLoader(TensorDataset(x, y), batch_size=40), 15, progress=False)
     names = [name for name, p in net.named_parameters() if p.requires_grad]
     assert sorted(fast.samples) == sorted(slow.samples) == sorted(names)

@@ -111,7 +111,7 @@ def test_a_network_without_an_engine_says_what_it_does_before_its_first_step(
         sampler = Langevin(model, likelihoods.Categorical(), chains=2, **options)
         with pytest.raises(HereItWouldChooseError):
             sampler.sample((x, y), steps=20, progress=progress)
-        said.append(capsys.readouterr().err.partition(": first the prior's width")[0])
+        said.append(capsys.readouterr().err.partition(": choosing the prior's scale")[0])
     assert said == ["digits", "", "", "", ""]
 
 

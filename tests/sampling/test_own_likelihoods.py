@@ -59,7 +59,7 @@ def test_one_that_has_units_must_say_what_it_is_in_others() -> None:
         in_units = likelihoods.Likelihood.in_units
 
     x, y = rows()
-    with pytest.raises(NotImplementedError, match="Silent has units"):
+    with pytest.raises(NotImplementedError, match="Silent has has_units=True"):
         sampled(x, 1e5 * y, Silent(), network())
 
 

@@ -135,7 +135,7 @@ def test_another_version_is_said_and_goes_on(tmp_path, monkeypatch, caplog):
 def test_native_steps_are_followed_by_native_steps(tmp_path, monkeypatch):
     run = {"checkpoint": tmp_path, "every": 2}
     sample_until(monkeypatch, 4, lambda: small_run.sample(**run))
-    refused = r"another way \(native there, eager here\).*NATURAL_LANGEVIN_NATIVE=off"
+    refused = r"executed differently \(native there, eager here\).*NATURAL_LANGEVIN_NATIVE=off"
     with pytest.raises(CheckpointError, match=refused):
         small_run.sample(**run, sampler={"compile": False})
     with monkeypatch.context() as patch:
@@ -189,7 +189,7 @@ def test_a_native_run_is_killed_and_the_compiler_gone(tmp_path):
     assert ended(here, "killed").returncode == -signal.SIGKILL
     refused = ended(gone)
     assert refused.returncode == 1
-    assert "another way (native there, eager here)" in refused.stderr.splitlines()[-1]
+    assert "executed differently (native there, eager here)" in refused.stderr.splitlines()[-1]
     assert ended(here).stdout.strip() == "native"
     assert_same(small_run.sample(), small_run.sample(checkpoint=folder, every=2))
 

@@ -52,7 +52,7 @@ def test_never_wider_than_the_mixture() -> None:
     """A trial's chains are surer than the run's: what they ask for below 1 is no advice."""
     found, why = calibration.sharpness(*unsure(500, 0.5), **CHOICE)
     assert found == 1.0
-    assert "ask for 0.5" in why
+    assert "favour 0.5" in why
 
 
 def rows(count: int = 60, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -290,7 +290,7 @@ def test_a_single_step_takes_the_default_schedule():
 
 def test_refusals_name_the_remedy():
     x, y = small_run.data()
-    with pytest.raises(ValueError, match=r"DataLoader .* give the tensors"):
+    with pytest.raises(ValueError, match=r"DataLoader: give the tensors"):
         auto().sample(DataLoader(TensorDataset(x, y), batch_size=20), 20, progress=False)
     with pytest.raises(ValueError, match=r"only 9 .*give a number"):
         auto().sample((x[:9], y[:9]), 20, batch_size=9, progress=False)

@@ -382,7 +382,7 @@ def test_frames_name_the_row_of_a_bad_target_or_of_one_that_cannot_be_predicted(
     assert "first: the table, row 1)" in " ".join(model.features_.notices)
     model.predict(pd.DataFrame({"a": [3.0, None], "b": [1.0, None]}))
     assert [r.message for r in caplog.records if r.message.startswith("row ")] == [
-        "row 1: every cell is missing, not predicted; the answer is that of an average row"
+        "row 1: every cell is missing; it is predicted as an average row"
     ]
 
 

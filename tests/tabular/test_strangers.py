@@ -46,7 +46,9 @@ def test_the_index_that_pandas_writes_is_named_told_and_left_out():
     assert file.names == ("unnamed 1", "a", "y")
     assert file.notices == ("a.csv, line 1: column 1 has no name: called unnamed 1",)
     assert features.names == ("a",)
-    assert "unnamed 1: a different whole number in every row, an identifier" in features.notices[0]
+    assert (
+        "unnamed 1: a different whole number in every row, so an identifier" in features.notices[0]
+    )
 
 
 def test_a_unit_behind_numbers_is_left_out_and_another_one_is_not_read():
@@ -178,7 +180,7 @@ def test_a_class_of_one_row_is_mentioned():
     data = TrainingData(table(f"x;y\n{rows}\n"), None, "y")
     notices = prepare(data, source="a.csv").run.notices
     assert notices == (
-        "y: classes of fewer than 3 rows are hardly learned, and one of a single row is not "
+        "y: classes with fewer than 3 rows are hardly learned, and one with a single row is not "
         "tested: yew (1)",
     )
 
@@ -366,7 +368,7 @@ def test_a_row_that_sums_up_others_is_told_and_left_out(tmp_path):
     body = "".join(f"{town},{k},{2 * k + 0.5}\n" for k, town in enumerate(["Rome", "Oslo"] * 15))
     found = prepare(of_file(tmp_path, f"town,n,y\n{body}Grand total,435,885\n", "y"), source="a")
     assert sum(found.run.rows) == 30
-    assert "town: 'Grand total' (a.csv, line 32) sums up other rows: left out" in " ".join(
+    assert "town: 'Grand total' (a.csv, line 32) is a total of other rows: left out" in " ".join(
         found.run.notices
     )
     many = body.replace("Oslo", "total")  # a category like the others

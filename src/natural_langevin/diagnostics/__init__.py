@@ -4,15 +4,15 @@ Imports data, likelihoods, priors, statistics, preconditioners, dynamics, execut
 posterior and up import it.
 
 * ``function_space``: R-hat, effective sample size, distances between chains
-* ``probes``: inputs around given ones, where the same is asked
+* ``probes``: inputs around given ones, for the same tests
 * ``kinetic``: effective temperature of a step, noise against drift; minibatch noise
 * ``configurational``: temperature of the samples; the step-size bias indicator
-* ``funnel``: one number that says how wide others are, and the remedy
+* ``funnel``: detects a parameter that scales others, with the remedy
 * ``halved``: a run against the same at half the step size
 * ``exact_reference``: a posterior against Metropolis-adjusted chains (``fidelity``)
-* ``limits``: what the diagnostics look like when nothing is wrong
-* ``advice``: what to do next, and never what was done already
-* ``verdicts``: all of it in words, with what to do
+* ``limits``: values of the diagnostics for chains that agree
+* ``advice``: what to do next
+* ``verdicts``: the result in words, with remedies
 """
 
 from natural_langevin.diagnostics.advice import Advice

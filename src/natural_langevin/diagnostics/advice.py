@@ -1,4 +1,4 @@
-"""What to do next: an argument that exists, and is not what the run has done already."""
+"""What to do next: arguments that exist and that the run has not used already."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Advice:
-    """From a run's ``posterior.config``; of an empty one, in general words."""
+    """Advice from a run's ``posterior.config``; general if that is empty."""
 
     run: Mapping[str, Any] = field(default_factory=dict)
 
@@ -25,7 +25,7 @@ class Advice:
 
     @property
     def _noisy(self) -> bool:
-        """Whether the noise of minibatches made the steps small: no direction is slow by itself."""
+        """Whether minibatch noise limits the step size, rather than a slow direction."""
         found = self.run.get("recipe")
         if not isinstance(found, Mapping) or not found.get("relaxation") or found["heat"] < 0.01:
             return False

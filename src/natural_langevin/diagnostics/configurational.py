@@ -6,14 +6,14 @@ Under pi ~ exp(-U / T), integration by parts gives, for every parameter and any 
     E[(theta_i - c_i) dU/dtheta_i] = T,          U = -ln [alpha(theta) prod_n p_theta(y_n | x_n)].
 
 So the mean of (theta - c) . dU over kept samples, divided by the number of parameters, reads the
-temperature of the samples themselves, whatever the dynamics did on the way. It is what bias of the
-step size does: on a Gaussian target of curvature h, a step eta makes the samples of plain Langevin
-T / (1 - eta h / 2), and minibatch noise adds to that. Hotter than T: biased. Colder: the chain has
-not yet explored what it could reach (or the noise is too small).
+temperature of the samples themselves, whatever the dynamics were. Step-size bias shows in it: on a
+Gaussian target of curvature h, a step eta makes the samples of plain Langevin T / (1 - eta h / 2),
+and minibatch noise adds to that. Hotter than T: biased. Colder: the chain has not explored the
+posterior yet (or the noise is too small).
 
-c is each chain's mean over the *other* half of its draws: the mean of the same draws would follow
-them, and read too low. dU uses N times the mean gradient on fresh random data, which is unbiased
-for any batch size, and exact with all data.
+c is each chain's mean over the *other* half of its draws: the mean of the same draws is correlated
+with them, and would give too low a value. dU uses N times the mean gradient on fresh random data,
+which is unbiased for any batch size, and exact with all data.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ def measure(
 ) -> Configurational:
     """From ``samples`` (chain, draw, *shape) at ``temperature`` (chain,), of the chosen chains.
 
-    ``like`` says by example on which device and in which precision the network runs. Where other
-    processes hold other chains, ``of_all`` makes rows of all chains from those of the chains in
-    ``samples``, ``learned``, ``prior`` and ``num_data`` (times the power of the likelihood, one
-    value per chain); ``temperature`` and ``chosen_chains`` are of all.
+    ``like`` is a tensor with the device and precision of the network. If other processes hold other
+    chains, ``of_all`` makes rows of all chains from those of the chains in ``samples``,
+    ``learned``, ``prior`` and ``num_data`` (times the power of the likelihood, one value per
+    chain); ``temperature`` and ``chosen_chains`` are of all.
 
-    At most ``max_draws`` draws of every chain are looked at, each on ``batch_size`` fresh data."""
+    At most ``max_draws`` draws of every chain are used, each on ``batch_size`` fresh data."""
     draws = next(iter(samples.values())).shape[1]
     if draws < 8:
         raise ValueError(
@@ -105,7 +105,7 @@ def measure(
 
 
 def _batches(data: tuple[Tensor, Tensor], size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rows drawn anew for every draw; all of them where there are not more than ``size``."""
+    """Random rows for every draw; all rows if there are at most ``size``."""
     x, y = data
     generator = torch.Generator().manual_seed(seed)
     while True:

@@ -5,7 +5,7 @@
 N times the power of the likelihood, one value per chain, where it has one.
 
 It shares nothing with the dynamics but the network, the likelihood's log-loss and the prior's log
-density: no hooks, no gradient written by hand. What the dynamics do can be held against it.
+density: no hooks, no hand-written gradients. It serves as a reference for the dynamics.
 """
 
 from __future__ import annotations

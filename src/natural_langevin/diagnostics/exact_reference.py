@@ -1,16 +1,17 @@
-"""A posterior held against Metropolis-adjusted chains on the same network and data.
+"""``fidelity``: a posterior compared with Metropolis-adjusted chains on the same network and data.
 
 The adjusted sampler (``dynamics.Adjusted``: trajectories of leapfrog steps on all data, accepted or
-refused) has no bias of step size, minibatch or metric, so that what differs is the other chain's:
+rejected) has no bias by step size, minibatch or metric, so that any difference is an error of the
+posterior:
 
     classes   agreement: share of inputs with the same most probable class
               total variation: mean over inputs of sum_k |p_k - q_k| / 2
     numbers   Kolmogorov distance: sup_f |F(f) - F_ref(f)| of the networks' means at an input
               total variation over ten bins that hold a tenth of the reference's draws each
 
-each beside the same between two halves of the reference over sqrt 2, which is what sampling error
-alone would make of two samples as long as the reference.
-Too hot or too cold says the energy U = N loss - ln alpha, of which dE/dT = Var U / T^2, so that
+each is compared with the same between two halves of the reference, divided by sqrt 2, the size of
+the sampling error. The temperature follows from the energy U = N loss - ln alpha, for which dE/dT =
+Var U / T^2, so that
 
     T = 1 + (E - E_ref) / Var_ref U,
 
@@ -53,7 +54,7 @@ BINS = 10
 
 
 class Predicted(Protocol):
-    """What a posterior predicts: its mean, and what every network says, (network, input, ...)."""
+    """Predictions of a posterior: the mean, and those of every network, (network, input, ...)."""
 
     @property
     def mean(self) -> Tensor:
@@ -65,7 +66,7 @@ class Predicted(Protocol):
 
 
 class Sampled(Protocol):
-    """What is compared, of a ``Posterior``."""
+    """The interface of a ``Posterior`` that is compared."""
 
     template: nn.Module
     likelihood: Likelihood
@@ -93,7 +94,7 @@ class Sampled(Protocol):
 
 
 class Fidelity(NamedTuple):
-    """How far a posterior is from the reference; ``str()`` says it in words.
+    """The distance of a posterior from the reference; ``str()`` explains it.
 
     ``floor`` is the ``total_variation`` that sampling error explains. ``agreement`` is None for
     numbers, ``kolmogorov`` for classes. ``reference`` is a ``Posterior`` itself."""
@@ -108,12 +109,12 @@ class Fidelity(NamedTuple):
 
     @property
     def settled(self) -> bool:
-        """Whether the reference agrees with itself well enough to be one."""
+        """Whether the reference itself has converged."""
         return self.floor <= 0.15 and self.acceptance >= 0.2
 
     @property
     def near(self) -> bool:
-        """No further away than sampling error explains, or than anybody would notice."""
+        """Whether the distance is explained by sampling error, or negligible."""
         return self.total_variation <= max(0.02, 1.5 * self.floor)
 
     @property
@@ -161,7 +162,7 @@ def fidelity(
     steps: int = 10,
     seed: int = 0,
 ) -> Fidelity:
-    """Runs the reference on the posterior's own network and data, and compares predictions.
+    """Runs the reference on the posterior's network and data, and compares predictions.
 
     ``data``: the (x, y) that the posterior was sampled with; ``at``: inputs to predict, by default
     x. ``prior``: needed where the posterior was loaded from a folder, which does not hold it.
@@ -217,7 +218,7 @@ def _starts(
     posterior: Sampled, last: Params, prior: PriorLike | None
 ) -> tuple[Params, Mapping[str, Prior], Tensor]:
     """Where the reference's chains begin, their prior, and their power of the likelihood, (chain,).
-    Values per chain stay with their own."""
+    Values per chain stay with their chain."""
     chains, healthy = posterior.chains, posterior.healthy
     if not healthy:
         raise ValueError("every chain of the posterior diverged: there is nothing to compare")
@@ -283,7 +284,7 @@ def _reference_draws(
 
 
 class _Silent:
-    """Stands in for a log: the user's own sampler has said it already."""
+    """A logger that does nothing: the user's sampler has logged the same already."""
 
     def info(self, *args: Any) -> None:
         """Says nothing."""

@@ -1,8 +1,8 @@
-"""R-hat, effective sample size and distances between chains, of numbers followed along draws.
+"""R-hat, effective sample size and distances between chains.
 
 Weights of a network have many equivalent arrangements (permute the hidden units), so chains are
-compared where it matters: in function space, by their predictions on probe inputs. The same
-summaries serve for single parameters.
+compared in function space, by their predictions on probe inputs. The same functions work for single
+parameters.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _LARGEST = 100.0
 
 
 class StillError(ValueError):
-    """Nothing that was followed moves: it has no autocorrelation."""
+    """All quantities are constant: they have no autocorrelation."""
 
 
 class Mixing(NamedTuple):
-    """How well numbers (chain, draw, k) mix: one entry for each that moves at all."""
+    """Mixing of quantities (chain, draw, k): one entry for each that is not constant."""
 
     values: Array  # (chain, draw, k)
     rhat: Array | None  # (k,); None with fewer than two chains
@@ -41,7 +41,7 @@ class Mixing(NamedTuple):
 
     @property
     def autocorrelation_time(self) -> float:
-        """Draws that say as much as one independent draw: the median over numbers."""
+        """The number of draws worth one independent draw: the median over quantities."""
         return float(np.median(self.values.shape[0] * self.values.shape[1] / self.ess))
 
     @property
@@ -64,7 +64,7 @@ class Mixing(NamedTuple):
 
 
 def said(rhat: float) -> str:
-    """R-hat in three decimals, as far as they mean anything.
+    """R-hat with three decimals, or "above 100".
 
     >>> said(1.0123), said(2e16)
     ('1.012', 'above 100')
@@ -112,7 +112,7 @@ def chain_distances(values: Array) -> Array:
     """Between the chains' mean predictions, in standard deviations within a chain: (chain, chain).
 
     d_ab = sqrt(mean_k (m_ak - m_bk)^2 / s_k^2), s_k^2 the variance within chains, averaged over
-    them. 0: the chains agree; above 1 they predict differently than any of them would admit.
+    them. 0: the chains agree; above 1 they differ by more than the spread within a chain.
     """
     means = values.mean(axis=1)
     within = values.var(axis=1).mean(axis=0)
@@ -138,8 +138,8 @@ def some_components(
 
 
 def import_arviz() -> Any:
-    """What makes groups for ArviZ: ``arviz`` of any version, or ``arviz_base``, its part that makes
-    them since version 1. ImportError names the extra."""
+    """The module that builds ArviZ groups: ``arviz`` of any version, or ``arviz_base`` since
+    version 1. ImportError names the extra."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # 0.2x announces the next version
         with contextlib.suppress(ImportError):

@@ -1,9 +1,9 @@
-"""Funnels: one number that says how wide others are, as in a hierarchical model in centred form.
+"""Funnels: one parameter scales others, as in a hierarchical model in centred form.
 
-Where theta_j ~ N(mu, e^(2 u)) is sampled as it stands, the width of every theta_j follows u, steps
-that suit the wide end are far too long at the narrow one, and chains do not get there. In the draws
-u is correlated with ln (theta_j - median)^2, by sd / sqrt(sd^2 + 4.9) where 2 u has this sd, for
-many j at once. Independent numbers have no such correlation, nor those of a linear model.
+If theta_j ~ N(mu, e^(2 u)) is sampled directly, the width of every theta_j follows u; steps for the
+wide end are far too long at the narrow one, which chains do not reach. In the draws u is correlated
+with ln (theta_j - median)^2, by sd / sqrt(sd^2 + 4.9) where 2 u has this sd, for many j at once.
+Independent parameters, and those of a linear model, have no such correlation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FEWEST, LEAST, MOST_WEIGHTS = 3, 0.4, 100
 
 
 class Funnel(NamedTuple):
-    """``scale`` names the number that ``followers`` of others follow, in the median with the rank
+    """``scale`` names the parameter that the widths of ``followers`` follow, with the median rank
     ``correlation``."""
 
     scale: str

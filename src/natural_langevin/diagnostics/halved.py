@@ -1,12 +1,12 @@
-"""A run against the same run at half the step size: is the step's own bias visible?
+"""A run compared with the same run at half the step size, which shows the bias of the step.
 
 The bias of a discretised chain is of order eta. With variances v(eta) and v(eta/2) of the same
 number, the limit of small steps is v(0) = 2 v(eta/2) - v(eta), and the excess of the run at eta is
 
     v(eta) / v(0) - 1,
 
-whatever made it: step size, minibatch noise or a stiff direction. Unlike a temperature summed over
-all weights it sees a single hot tensor, and the predictions themselves.
+whatever its cause: step size, minibatch noise or a stiff direction. Unlike a temperature averaged
+over all weights it detects a single hot tensor, and biased predictions.
 """
 
 from __future__ import annotations

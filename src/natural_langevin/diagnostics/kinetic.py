@@ -1,14 +1,14 @@
-"""Kinetic temperature: does a step's noise fit its drift?
+"""Kinetic temperature: the ratio of a step's noise to its drift.
 
 A step adds Delta = -a eta C v + sqrt(b) sqrt(2 h eta T / N) C^{1/2} xi, where a = b = 1 if the
-dynamics are what they claim to be, and h = 1 for ``Overdamped`` (``Integrator.innovation`` says).
-In general they sample, for small eta, at the temperature
+dynamics are correct, and h = 1 for ``Overdamped`` (see ``Integrator.innovation``). In general they
+sample, for small eta, at the temperature
 
     T_effective = T b / a.
 
-Steps are taken by the dynamics themselves, whatever is inside; only where they land is used. The
-drift p = -eta C v is formed from v by autograd (see ``energy``) and the metric's own C. With any
-positive weights D, independent of the noise, and r = Delta - a p:
+The dynamics take the steps; only the result of each is used. The drift p = -eta C v is formed from
+v by autograd (see ``energy``) and the metric's own C. With any positive weights D, independent of
+the noise, and r = Delta - a p:
 
     a = p.D^{-1} Delta / p.D^{-1} p,      b = N/(2 eta T) r.D^{-1} r / tr(D^{-1} C)
 
@@ -17,13 +17,13 @@ applying C to random signs (Hutchinson), which is exact for a diagonal C and unb
 run over all parameters, steps and chains: the error is small, about sqrt(2 / how many), and is
 measured by a jackknife over steps and chains. Nothing needs the chain to have converged.
 
-A minibatch adds noise of its own, which is not Langevin's: eta C (v_B - v). Two halves of a batch
-that differ say how much (without replacement from N, hence the last factor):
+A minibatch adds noise of its own, which is not Langevin's: eta C (v_B - v). Its size follows from
+the difference of two halves of a batch (without replacement from N, hence the last factor):
 
     minibatch = N/(2 eta) |eta C delta|^2 / tr(D^{-1} C),   delta = (v_1 - v_2)/2 sqrt(1 - B/N)
 
-in units of temperature: 0.3 means that samples may be as hot as T + 0.3. That is of independent
-minibatches; ``left_by_epochs`` says what remains of it where they are parts of shuffled epochs.
+in units of temperature: 0.3 means that samples may be as hot as T + 0.3. That holds for independent
+minibatches; ``left_by_epochs`` is the share that remains for shuffled epochs.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ DRIFT_ERROR = 0.1
 
 
 def left_by_epochs(eta_k: float, num_data: float, batch: float) -> float:
-    """Of the heat of independent minibatches, the part that shuffled epochs leave in a direction of
-    curvature k: their errors add up to zero over an epoch of m = N / B steps, or to what the rows
-    that it drops make of it.
+    """The share of the heat of independent minibatches that remains with shuffled epochs, in a
+    direction of curvature k: their errors add up to zero over an epoch of m = N / B steps, except
+    for dropped rows.
 
         min(1, eta k m (m + 1) / 12 + dropped / (N - B))
 
@@ -111,7 +111,7 @@ class Kinetic:
 
 
 class Replicates(NamedTuple):
-    """What some steps of some chains showed, a row for each: (row, tensor, column)."""
+    """Measurements of some steps of some chains, a row for each: (row, tensor, column)."""
 
     warm: Tensor
     cold: Tensor
@@ -136,8 +136,8 @@ def measure(
 ) -> Replicates:
     """One step per batch, from ``state`` on, which is not changed.
 
-    Of dynamics with control variates the noise is measured on plain gradients, and what minibatches
-    add is not: that of plain ones would not be theirs."""
+    With control variates the noise is measured on plain gradients, and minibatch heat is not
+    measured, because that of plain gradients would be wrong."""
     reduced, state = bool(state.anchor), state._replace(anchor=())
     generator = torch.Generator(state.step.device).manual_seed(seed)
     temperature, eta = dynamics.temperature.double().cpu(), rates.step_size.cpu()

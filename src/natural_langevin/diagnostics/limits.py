@@ -1,9 +1,9 @@
-"""What R-hat, effective sample size and distances look like when nothing is wrong.
+"""Limits of R-hat, effective sample size and distances for chains that agree.
 
 All three are estimates. From few draws, chains that are independent and agree perfectly show an
-R-hat well above 1 and an effective sample size well below the number of draws; a limit that does
-not know how many there are calls them faulty. The limits here are what independent draws stay
-within in all but about one diagnosis in a hundred, and never stricter than the usual ones.
+R-hat well above 1 and an effective sample size well below the number of draws; a fixed limit would
+reject them. Independent draws stay within the limits here in all but about one diagnosis in a
+hundred, and the limits are never stricter than the usual ones.
 
 R-hat (Gelman et al. 2013, Vehtari et al. 2021) splits C chains of n draws into M = 2C of h = n/2.
 With B and W the mean squares between and within them, R^2 = (h - 1)/h + (B/W)/h, and for
@@ -11,10 +11,10 @@ independent normal draws B/W follows Fisher's F with (M - 1, M (h - 1)) degrees 
 
     R_limit^2 = 1 + (F_q - 1)/h,
 
-q = 1 - 0.0025 / k where the largest of k numbers is looked at (half a per cent, since the larger of
-two such statistics, of ranks and of folded ranks, is reported). Draws that are correlated count as
-their effective number: chains that agree then show an R-hat of up to R_limit of so many draws, and
-the effective sample size has its own limit. Above ``ALWAYS`` no correlation is an excuse.
+q = 1 - 0.0025 / k for the largest of k numbers (half a per cent, since the larger of two such
+statistics, of ranks and of folded ranks, is reported). Draws that are correlated count as their
+effective number: chains that agree then show an R-hat of up to R_limit of so many draws, and the
+effective sample size has its own limit. Values above ``ALWAYS`` are rejected in any case.
 
 The effective sample size has no such law. By simulation (tests/diagnostics/test_limits.py) its
 lowest percentile, over k numbers, is above 1 - (3 + 0.6 log10 k) (C n)^(-1/3) of the draws, from

@@ -1,7 +1,7 @@
 """Trace and rank plots, by matplotlib (the extra ``report``).
 
-Ours, since ArviZ's rank plot numbers the chains anew where one was left out, and its trace plot
-uses what matplotlib 3.11 deprecates.
+Not ArviZ's, whose rank plot renumbers the chains if one was left out, and whose trace plot uses
+functions that matplotlib 3.11 deprecates.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def trace_plot(series: Mapping[str, Array], chains: list[int]) -> Any:
 def rank_plot(series: Mapping[str, Array], chains: list[int]) -> Any:
     """Of every chain, how many of its draws fall in each range of ranks among all draws.
 
-    The dashed line is what chains that agree would show."""
+    The dashed line is the expectation for chains that agree."""
     figure, panels = _panels(len(series))
     for axes, (name, values) in zip(panels, series.items(), strict=True):
         counts = rank_counts(values)

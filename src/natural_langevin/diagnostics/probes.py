@@ -1,14 +1,15 @@
-"""Probes: inputs around given ones, where a posterior that looks converged on its rows may not be.
+"""Probes: inputs around given rows, where a posterior may not have converged although it has at the
+rows.
 
 Of rows of numbers, at most ``COUNT`` of every kind, always the same ones for the same rows:
 
 * between rows: the middle of two of them
 * outside: the rows furthest from the mean, half as far again
 * corners: of the box of all rows, half as wide again; of few columns alone
-* shuffled columns: every column's own numbers, in an order of their own
+* shuffled columns: every column's values, each in a random order
 
-A column of at most two values (a flag, one of several indicators) is not moved beyond them; nor
-are whole numbers where a network may look them up (it has an embedding).
+A column of at most two values (a flag, one of several indicators) is not moved beyond them; nor are
+integers if the network has an embedding, which may look them up.
 """
 
 from __future__ import annotations

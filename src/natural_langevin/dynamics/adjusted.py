@@ -1,6 +1,6 @@
 """Metropolis-adjusted natural Langevin, and its form with several leapfrog steps (HMC).
 
-With the scaling of ``frame``, all N data in every batch, C = A A^T standing still, and the energy
+With the scaling of ``frame``, all N data in every batch, C = A A^T frozen, and the energy
 
     U(theta) = (N loss(theta) - ln alpha(theta)) / T,        pi ~ exp(-U)
 
@@ -9,11 +9,11 @@ a trajectory draws p ~ N(0, Id) and takes ``steps`` leapfrog steps
     p <- p - sqrt(eta N / (2 T)) A^T v,  theta <- theta + sqrt(2 eta T / N) A p,  p <- (as before)
 
 It ends in the point reached with probability min(1, exp(-change of U + |p|^2 / 2)), and otherwise
-where it began: no bias is left of step size or metric. ``steps=1`` proposes exactly Algorithm 1's
-step (MALA, Roberts & Tweedie 1996; preconditioned: Girolami & Calderhead 2011); more are HMC
+at its starting point: step size and metric cause no bias. ``steps=1`` proposes exactly Algorithm
+1's step (MALA, Roberts & Tweedie 1996; preconditioned: Girolami & Calderhead 2011); more are HMC
 (Neal 2011), whose step size varies by a factor of up to e^(+-0.2) from trajectory to trajectory, so
-that none returns to its beginning for ever. Where C is the posterior's own scale, a trajectory is
-an arc of about steps sqrt(2 eta) on a circle: a quarter of it is best, half of it only mirrors.
+that none is periodic. Where C is the posterior's own scale, a trajectory is an arc of about steps
+sqrt(2 eta) on a circle: a quarter of it is best, half of it only mirrors.
 
 A step of the sampler is one leapfrog step, hence one gradient: ``state.params`` is the chain, which
 moves when a trajectory ends, at every ``steps``-th step; ``state.own`` holds the trajectory.
@@ -23,7 +23,7 @@ given step size, after trajectory k
 
     ln f <- ln f + k^{-0.6} (acceptance probability - target_acceptance)  (Robbins & Monro 1951)
 
-and the metric follows the points where the chain stays. Both stand still afterwards.
+and the metric adapts to the points where the chain stays. Both are frozen afterwards.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ JITTER = 0.2
 
 
 class Trajectory(NamedTuple):
-    """What is under way, and what the chain's own point is known to have: (chain, ...) each."""
+    """The current trajectory, and loss and gradient at the chain's point: (chain, ...) each."""
 
     proposal: Params  # the point reached, where the next gradient is taken
     momentum: Params  # p, half a kick ahead of it
@@ -68,8 +68,8 @@ class Trajectory(NamedTuple):
 class Adjusted(Integrator):
     """Metropolis-adjusted natural Langevin; ``steps`` leapfrog steps make a trajectory.
 
-    ``target_acceptance``: what the step size is tuned for; None: 0.574 for one step, 0.651 for
-    several.
+    ``target_acceptance``: the acceptance rate that the step size is tuned for; None: 0.574 for one
+    step, 0.651 for several.
 
     >>> Adjusted(steps=10).target
     0.651
@@ -142,12 +142,13 @@ class Adjusted(Integrator):
     def before(
         self, on: LangevinDynamics, state: State, rates: Rates, num_data: float | Tensor
     ) -> State:
-        """At the proposal; the chain's own point takes its place until ``update``."""
+        """The state at the proposal; ``update`` restores the chain's point."""
         own = state.own._replace(proposal=state.params)
         return state._replace(params=state.own.proposal, own=own)
 
     def judged(self, state: State, loss: Tensor) -> Tensor:
-        """A proposal without a finite loss is refused; only the start has to have one."""
+        """The loss at the start: a proposal without a finite loss is rejected, so only the start
+        needs one."""
         return torch.where(state.step == 0, loss, torch.zeros_like(loss))
 
     def update(
@@ -208,7 +209,8 @@ class Adjusted(Integrator):
     def _counted(
         self, own: Trajectory, gain: Tensor, done: Tensor, step: Tensor, *, tunes: bool
     ) -> Trajectory:
-        """After a trajectory: its acceptance probability changes f, or is counted."""
+        """The trajectory's acceptance probability changes f during tuning, and is counted
+        afterwards."""
         probability = torch.where(gain.isnan(), 0.0, gain.clamp(max=0).exp())
         probability = probability.to(own.factor.dtype)
         if tunes:
@@ -221,7 +223,7 @@ class Adjusted(Integrator):
         )
 
     def report(self, state: State) -> dict[str, Tensor]:
-        """Acceptance since the tuning ended, and the eta found, of every chain."""
+        """The acceptance rate after tuning and the tuned eta, of every chain."""
         own = state.own
         return {
             "acceptance": (own.accepted / own.trajectories.clamp_min(1)),

@@ -1,7 +1,7 @@
-"""What dynamics are: a state, and a step that moves it.
+"""``Dynamics``: a state, and a step that updates it.
 
-``Dynamics`` is all that engine, experiments and diagnostics know of whatever they run. Langevin
-samplers share one frame and differ in their integrator (see ``frame``).
+``Dynamics`` is the interface that engine, experiments and diagnostics use. Langevin samplers share
+one frame and differ in their integrator (see ``frame``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from natural_langevin.dynamics.rates import Rates
 
 
 class State(NamedTuple):
-    """What the next step needs: a plain tree of tensors, parameters as (chain, *shape)."""
+    """Everything the next step needs: a plain tree of tensors, parameters as (chain, *shape)."""
 
     step: Tensor  # () int64: updates done so far
     params: Params  # theta
@@ -41,14 +41,14 @@ CHAINWISE = ("params", "mean", "metric", "likelihood", "own")
 
 
 class Info(NamedTuple):
-    """What a reader wants to know of a step."""
+    """Diagnostics of one step."""
 
     loss: Tensor  # (chain,) mean log-loss of the minibatch, before the update
     diverged: Tensor  # (chain,) bool
 
 
 class Dynamics(Protocol):
-    """Whatever moves a state by steps, as pure functions of their arguments."""
+    """Updates a state step by step; pure functions of their arguments."""
 
     def init(self, params: Params) -> State:
         """The state before the first update, from starting points (chain, *shape)."""
@@ -65,7 +65,7 @@ class Dynamics(Protocol):
         """One update of all chains. A batch is shared by them unless it has a ``chain_axis``."""
 
     def prepare(self, params: Params, x: Tensor) -> None:
-        """Learns what must be known of a batch like ``x`` (no chain axis). Idempotent."""
+        """Prepares for batches like ``x`` (no chain axis). Idempotent."""
 
     @property
     def kernels(self) -> frozenset[str]:
@@ -73,12 +73,11 @@ class Dynamics(Protocol):
 
 
 def still_running(state: State, loss: Tensor) -> Tensor:
-    """Chains that take this step: (chain,) bool. A chain whose loss is not finite stands still.
+    """Chains that take this step: (chain,) bool. A chain whose loss is not finite is stopped.
 
-    Not finite as a float32, whatever the model's dtype: an exploding chain in float64 would go on
-    to 1e154 and be called healthy on the way. The loss at theta is the one number that every
-    parameter reaches, and it is known before the update, so that stopping a chain costs no second
-    pass over the parameters."""
+    Finite as a float32, whatever the model's dtype: a diverging chain in float64 would reach 1e154
+    before it is noticed. The loss depends on every parameter and is known before the update, so
+    that the check needs no pass over the parameters."""
     return (state.diverged < 0) & (loss.float().abs() < math.inf)
 
 
@@ -88,7 +87,7 @@ def note_diverged(state: State, keep: Tensor) -> Tensor:
 
 
 def select(keep: Tensor, new: State, old: State, diverged: Tensor) -> State:
-    """``new`` where ``keep``, elsewhere ``old``, chain by chain; the step counts in any case."""
+    """``new`` for the chains in ``keep``, ``old`` for the others; the step is counted for all."""
     if _at_hand(keep) and bool(keep.all()):
         return new._replace(diverged=diverged)
 
@@ -102,5 +101,5 @@ def select(keep: Tensor, new: State, old: State, diverged: Tensor) -> State:
 
 
 def _at_hand(value: Tensor) -> bool:
-    """Whether looking at a value makes nobody wait and is part of no compiled code."""
+    """Whether a value can be read without synchronising a device and outside of compiled code."""
     return value.device.type == "cpu" and not torch.compiler.is_compiling()

@@ -2,8 +2,8 @@
 
     r = momentum r - eta g,      theta = theta + r
 
-on the mean loss of the minibatch alone: no prior, no metric, no noise. What the loss is, and
-whether units are dropped in it, is for whoever gives it.
+on the mean loss of the minibatch only: no prior, no metric, no noise. The caller defines the loss,
+with dropout or without.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Descent:
             raise ValueError(f"momentum must be at least 0 and below 1, got {self.momentum!r}")
 
     def init(self, params: Params) -> State:
-        """The state before the first update; without momentum there is nothing to carry on."""
+        """The state before the first update; without momentum nothing is carried over."""
         first = next(iter(params.values()))
         still = {k: torch.zeros_like(p) for k, p in params.items()}
         return State(
@@ -87,10 +87,10 @@ class Descent:
         return select(keep, new, state, diverged), Info(losses, diverged >= 0)
 
     def prepare(self, params: Params, x: Tensor) -> None:
-        """Nothing has to be known of a batch."""
+        """Nothing to prepare."""
 
     @property
     def kernels(self) -> frozenset[str]:
-        """The native engine takes the loss that it knows; any other is the general step's."""
+        """The native engine, for the loss it implements; otherwise none."""
         known = type(self) is Descent and type(self.loss) is PerceptronLoss
         return frozenset({"mlp"}) if known else frozenset()

@@ -18,7 +18,7 @@ from natural_langevin._internal.chains import Params
 
 @dataclass(frozen=True, eq=False)
 class PerceptronLoss:
-    """Mean cross-entropy of every network on its minibatch, with dropout masks of its own."""
+    """Mean cross-entropy of every network on its minibatch, with its own dropout masks."""
 
     rate: Tensor  # (network,): the dropout rate
     origin: Tensor | None = None  # (network,): where the mask streams start, None: no dropout

@@ -1,16 +1,16 @@
-"""The frame of every Langevin sampler, and what an integrator is that moves in it.
+"""``LangevinDynamics``, the common part of all samplers, and ``Integrator``, the part that differs.
 
-Samplers share the frame (``LangevinDynamics``: gradients, metric, noise, chains that stop) and
-differ in their ``Integrator``, of which there is one per file. An integrator is what a user gives
-to ``Langevin(dynamics=...)``: options and equations, nothing of a network.
+Samplers share this frame (gradients, metric, noise, divergence checks) and differ in their
+``Integrator``, one per file. An integrator is the value of ``Langevin(dynamics=...)``: options and
+equations, independent of the network.
 
 Target: pi(theta) ~ [alpha(theta) prod_n p_theta(y_n | x_n)^beta]^(1/T). With N data, the minibatch
 *mean* loss gradient g, prior density alpha, step size eta and temperature T, dynamics are made of
 
     v = g - (1/N) d ln alpha(theta),     drift -eta C v,     noise sqrt(2 eta T / N) C^{1/2} xi
 
-at beta = 1. A power beta of the likelihood makes N data count as beta N: that is what stands in the
-place of N in both, in the damping and in the energy, and nothing else changes.
+at beta = 1. A power beta of the likelihood makes N data count as beta N: beta N replaces N in both,
+in the damping and in the energy.
 
 eta is on SGD's scale. T = 1 is the Bayesian posterior; T = 0 is preconditioned gradient descent.
 The metric is updated from likelihood gradients only: it never contains the prior or the noise,
@@ -58,7 +58,7 @@ AHEAD = 1 << 16
 
 
 class Conditions(NamedTuple):
-    """What an integrator is told of a run."""
+    """The conditions of a run that an integrator checks."""
 
     step_size: Tensor  # (chain,) the largest eta after burn-in
     batch_size: int
@@ -67,7 +67,7 @@ class Conditions(NamedTuple):
 
 
 class KernelUpdate(NamedTuple):
-    """An integrator's update, as kernels are told of it."""
+    """Description of an integrator's update for kernels."""
 
     share: float = 1.0  # h of the noise sqrt(2 h eta T / N) C^{1/2} xi
     kept: float = 0.0  # the share of the momentum, ``own.momentum``, that a step keeps
@@ -77,10 +77,10 @@ class KernelUpdate(NamedTuple):
 class Integrator:
     """How a Langevin sampler moves, given gradients and metric. A subclass is one file.
 
-    ``on`` is the frame, which knows prior, metric, temperature and noise."""
+    ``on`` is the frame, which holds prior, metric, temperature and noise."""
 
     def init(self, params: Params) -> Any:
-        """What the integrator carries from step to step, beside theta; by default nothing."""
+        """The integrator's own state beside theta; by default none."""
         return ()
 
     #: Whether the step size is tuned in the first ``burn_in`` steps, where ``rates.kind.tunes``.
@@ -102,7 +102,7 @@ class Integrator:
         return state
 
     def judged(self, state: State, loss: Tensor) -> Tensor:
-        """The loss that must be finite for a chain to go on: (chain,)."""
+        """The loss that must be finite for a chain to continue: (chain,)."""
         return loss
 
     def update(
@@ -113,7 +113,7 @@ class Integrator:
         rates: Rates,
         num_data: float | Tensor,
     ) -> State:
-        """The state after the step, from what a minibatch says at ``before``."""
+        """The state after the step, from the minibatch evaluation at ``before``."""
         raise NotImplementedError
 
     def relocated(
@@ -124,40 +124,42 @@ class Integrator:
         rates: Rates,
         num_data: float | Tensor,
     ) -> Any:
-        """``state.own`` where somebody has put chains elsewhere between two steps, with ``change``
-        in v: what is carried on must go with the new theta as it went with the old one."""
+        """``state.own`` after chains were moved between two steps (such as a swap), with ``change``
+        in v: the carried state must be consistent with the new theta."""
         return state.own
 
     def innovation(self, old: State, new: State) -> tuple[Params, float] | None:
-        """What a step added: Delta = -eta C v + sqrt(2 h eta T / N) C^{1/2} xi, and the share h.
+        """The increment of a step: Delta = -eta C v + sqrt(2 h eta T / N) C^{1/2} xi, and the share
+        h.
 
-        For the diagnosis of the noise (``diagnostics.kinetic``); None where there is no such."""
+        For the diagnosis of the noise (``diagnostics.kinetic``); None if it is not defined."""
         return None
 
     @property
     def cold_epochs(self) -> str:
-        """What is wrong, and what to do, where minibatches are parts of one shuffled epoch and not
-        independent; "" where nothing is."""
+        """A warning with a remedy for minibatches that are parts of one shuffled epoch, not
+        independent; "" if there is no problem."""
         return ""
 
     def report(self, state: State) -> dict[str, Tensor]:
-        """What a reader of a finished run wants to know (``posterior.config``): (chain,) each."""
+        """Results of a finished run for ``posterior.config``: (chain,) each."""
         return {}
 
     @property
     def kernel_update(self) -> KernelUpdate:
-        """What the kernels "linear" and "mlp" on a GPU are told."""
+        """The description of the update for the GPU kernels "linear" and "mlp"."""
         return KernelUpdate()
 
     @property
     def kernels(self) -> frozenset[str]:
-        """Names of the kernels that compute exactly ``update``. A subclass that says nothing has
-        none, whatever the class above it says."""
+        """Names of the kernels that compute exactly ``update``. A subclass that does not define it
+        has none."""
         return frozenset()
 
 
 def kernels_of(integrator: Integrator) -> frozenset[str]:
-    """Those that an integrator's own class names: an inherited answer is about other equations."""
+    """The kernels that the integrator's own class names; inherited ones belong to other
+    equations."""
     return integrator.kernels if "kernels" in vars(type(integrator)) else frozenset()
 
 
@@ -236,7 +238,7 @@ class LangevinDynamics:
         *,
         chain_axis: bool = False,
     ) -> tuple[State, Tensor]:
-        """Where the step takes every chain, and the loss before it: (chain,)."""
+        """The new state of every chain, and the loss before the step: (chain,)."""
         here = self.integrator.before(self, state, rates, num_data)
         # "forward x through the network, compute loss; backpropagate: g <- average of gradients"
         evaluation = self.evaluate(here, batch, rates.kind, chain_axis=chain_axis)
@@ -244,7 +246,7 @@ class LangevinDynamics:
         return new, evaluation.loss
 
     def settled(self, state: State, new: State, loss: Tensor) -> tuple[State, Info]:
-        """``new`` for the chains that go on, ``state`` for those that have diverged."""
+        """``new`` for the chains that continue, ``state`` for those that have diverged."""
         keep = still_running(state, self.integrator.judged(state, loss))
         diverged = note_diverged(state, keep)
         return select(keep, new, state, diverged), Info(loss, diverged >= 0)
@@ -258,7 +260,7 @@ class LangevinDynamics:
         chain_axis: bool,
         deferred: tuple[str, ...] = (),
     ) -> Evaluation:
-        """Loss and gradients at theta, and statistics where the metric wants them; of the layers
+        """Loss and gradients at theta, and statistics if the metric needs them; for the layers
         ``deferred``, their raw calls."""
         draws = kind.adapts and self.gradients.targets == "model"
         found = self.gradients(
@@ -287,7 +289,8 @@ class LangevinDynamics:
         ).gradient  # fmt: skip
 
     def refuse_learning(self, what: str) -> None:
-        """For whoever compares energies: they must be of one likelihood."""
+        """Refuses likelihoods that are updated from batches: energies of one likelihood are
+        compared."""
         first = next(iter(self.gradients.network.trainable().values()))
         likelihood = self.gradients.likelihood
         if likelihood.init(1, dtype=first.dtype, device=first.device):
@@ -302,15 +305,15 @@ class LangevinDynamics:
 
     @property
     def kernels(self) -> frozenset[str]:
-        """The integrator's; a subclass of this frame, which may move otherwise, has none, and
-        none computes two gradients."""
+        """The integrator's kernels. A subclass of this frame has none, and no kernel computes two
+        gradients."""
         plain = type(self) is LangevinDynamics and not self.control_variates
         return kernels_of(self.integrator) if plain else frozenset()
 
     # What integrators are made of -----------------------------------------------------------------
 
     def weight(self, num_data: float | Tensor) -> float | Tensor:
-        """beta N, for how many data the likelihood counts: (chain,) where it has a power."""
+        """beta N, the effective number of data: (chain,) if the likelihood has a power."""
         return num_data if self.power is None else num_data * self.power
 
     def posterior_gradient(self, theta: Params, g: Params, num_data: float | Tensor) -> Params:
@@ -329,8 +332,8 @@ class LangevinDynamics:
         """E = beta N loss - ln alpha(theta), which the chain samples as exp(-E / T): (chain,),
         float64.
 
-        Whoever compares two of them needs their difference, of order 1, and E grows with N and
-        with the number of weights: float32 keeps 1e-5 of 100 nats, and .01 of 100,000."""
+        Comparing two of them needs their difference, of order 1, while E grows with N and the
+        number of weights: the precision of float32 is 1e-5 for 100 nats and .01 for 100,000."""
         return self.weight(num_data) * loss.double() - self.log_prior(theta)
 
     def metric(
@@ -347,7 +350,7 @@ class LangevinDynamics:
         return new, self.factor(used, state.params, num_data)
 
     def fresh(self, kind: Kind) -> bool:
-        """Whether such a step applies the metric that its own batch has changed."""
+        """Whether such a step applies the metric that already includes its own batch."""
         return kind.first or self.preconditioner.counts_own_batch(settles=kind.settles)
 
     def factor(self, metric: Metric, names: Iterable[str], num_data: float | Tensor) -> Factor:
@@ -378,7 +381,7 @@ class LangevinDynamics:
         *,
         own: Any = (),
     ) -> State:
-        """The state after a step to ``params``; ``own``: what the integrator carries on."""
+        """The state after a step to ``params``; ``own``: the integrator's own state."""
         return state._replace(
             step=state.step + 1,
             params=params,
@@ -392,7 +395,7 @@ class LangevinDynamics:
     def standard_normal(self, like: Params, step: Tensor, draw: int = 0) -> Params:
         """z ~ N(0, Id), addressed by (seed, chain, step, draw, tensor, element).
 
-        One call for all tensors: eagerly, what counts is the number of operations."""
+        One call for all tensors: eager steps cost by the number of operations."""
         if not like:  # kernels make those of their layers themselves
             return {}
         z = self.normals(step, draw)
@@ -405,8 +408,8 @@ class LangevinDynamics:
     def normals(self, step: Tensor, draw: int) -> Tensor:
         """The step's draws for all tensors: (chain, ``stream_length``).
 
-        On the CPU, where a small network's step is as long as its operations are many, those of
-        several steps are made at once: draws are functions of their address, so nothing changes."""
+        On the CPU the draws of several steps are made at once, which is faster for small networks;
+        they are functions of their address, so the values are the same."""
         if self.given is not None:
             return self.given(step, draw)
         length, first = self.stream_length, draw * self.stream_length

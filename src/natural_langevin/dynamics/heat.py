@@ -1,4 +1,4 @@
-"""Minibatch heat: less noise is injected where the minibatch brings some of its own (SGFS).
+"""Minibatch heat: the injected noise is reduced by the minibatch's own noise (SGFS).
 
 A minibatch of B of the N data, drawn anew at every step, moves a step by eta C (g_B - g), which has
 
@@ -17,14 +17,15 @@ factor A, A^T (J + diag eps) A = Id, hence A^T J A = Id - A^T diag(eps) A, and w
 
 has exactly that covariance: no matrix is formed and no diagonal approximated. (It is exact for
 diagonal, quasi-diagonal, unit and full J as stored; K-FAC splits eps over two factors, so that a
-little less is injected.) Directions that the data do not see keep all of their noise.
+little less is injected.) Directions that the data do not determine keep all of their noise.
 
-Range: eta <= 2 h b T / N. Beyond it the minibatch alone is too hot; then eta^2 / b is replaced by
-2 h eta T / N in both terms, which is all that can be taken away, and a warning says the numbers.
+Range: eta <= 2 h b T / N. Beyond it the minibatch alone is too hot; then eta^2 / b is replaced by 2
+h eta T / N in both terms, which is the most that can be subtracted, and a warning gives the
+numbers.
 
 Minibatches that are parts of one shuffled epoch, as of data in memory, are not independent: their
-errors cancel over the epoch, and a chain that moves little within it is heated far less than this
-says. A linear regression at eta = B / N, full J, 200 data in tens, mean square in units of the
+errors cancel over the epoch, and a chain that moves little within it is heated far less than that.
+A linear regression at eta = B / N, full J, 200 data in tens, mean square in units of the
 posterior's: independent minibatches 1.49, corrected 1.02; shuffled epochs 1.18, corrected 0.69. So
 the correction is for independent minibatches: given to ``step``, or of a DataLoader whose sampler
 is ``RandomSampler(replacement=True)``, shared by the chains (``data.SharedBatches``). With shuffled
@@ -67,7 +68,8 @@ def corrected_noise(
     batch_size: int,
     share: float = 1.0,
 ) -> Params:
-    """The noise to inject in place of sqrt(2 ``share`` eta T / N) A z: less, by the minibatch's."""
+    """The noise to inject in place of sqrt(2 ``share`` eta T / N) A z: reduced by the
+    minibatch's."""
     theta, eta = state.params, rates.step_size
     total = 2 * share * eta * on.temperature_at(rates.kind) / on.weight(num_data)
     heat = torch.minimum(eta.square() * _inverse_size(batch_size, num_data), total)
@@ -87,7 +89,7 @@ def _inverse_size(batch_size: int, num_data: float | Tensor) -> Tensor | float:
 
 
 def refuse_metric(preconditioner: Preconditioner) -> None:
-    """Refuses a metric that is no Fisher metric: it does not know the gradients' covariance."""
+    """Refuses a metric that is not a Fisher metric: it does not hold the gradients' covariance."""
     if not isinstance(preconditioner, FisherPreconditioner):
         raise ValueError(
             "correct_heat=True needs the second moments of the gradients, which "
@@ -97,7 +99,7 @@ def refuse_metric(preconditioner: Preconditioner) -> None:
 
 
 def warn_beyond_range(run: Conditions, on: LangevinDynamics, share: float = 1.0) -> None:
-    """Says where the minibatch's own noise is more than the temperature allows; values by chain."""
+    """Warns if the minibatch's own noise exceeds the temperature; values by chain."""
     step_size, batch_size, num_data, _ = run
     if batch_size >= num_data:
         return

@@ -1,11 +1,11 @@
 """Microcanonical Langevin dynamics in the metric (MCLMC of Robnik & Seljak 2023, with a C).
 
-The momentum has a direction and no length of its own: r = R A u with C = A A^T, |u| = 1, and
+The momentum has a direction and a fixed length: r = R A u with C = A A^T, |u| = 1, and
 
     R = sqrt(d eta T / N),      d the number of weights,
 
-the length that the momentum of ``underdamped`` has in the mean. With the scaling of ``frame`` one
-step turns u by the gradient, moves, and forgets a share a = ``friction`` of the direction:
+the mean length of the momentum of ``underdamped``. With the scaling of ``frame`` one step turns u
+by the gradient, moves, and forgets a share a = ``friction`` of the direction:
 
     u <- (u + e (sinh D + (e.u)(cosh D - 1))) / (cosh D + (e.u) sinh D)                     B
          e = -A^T v / |A^T v|,   D = R |A^T v| N / (T (d - 1))
@@ -15,23 +15,22 @@ step turns u by the gradient, moves, and forgets a share a = ``friction`` of the
 
 B solves du/dt = -(Id - u u^T) A^T v N / (T (d - 1)) exactly, whose equilibrium with dtheta/dt = A u
 is the target itself, u uniform on the sphere (the energy is kept, hence the name). For many weights
-that is Underdamped(a, "baoab") with a momentum of fixed length, and the same eta means as much: the
-recipe's rules for it hold. For few weights the two differ, and one weight has no direction.
+that is Underdamped(a, "baoab") with a momentum of fixed length, and eta has the same meaning, so
+the recipe's rules apply. For few weights the two differ, and a single weight has no direction.
 
 Minibatches are taken as they are. The noise of independent ones turns u and cannot lengthen it:
 where C is about the inverse of its covariance, as a Fisher metric is, it is another refreshment and
 hardly a bias (variances +5 % and +14 % where the heat of BAOAB is 1.5 and 7.5 and its variances are
-three and nine times too large). Elsewhere its loud directions are heated at the cost of the others.
-Minibatches of one shuffled epoch leave it too cold (-16 % and -39 % there, where BAOAB has +22 %
-and +620 %): their errors cancel in theta but not in u, which is all that has a length; ``sample``
-warns. At the recipe's heat of .1 the two differ by less than a tenth (lab/notes/microcanonical.md).
+three and nine times too large). Otherwise the directions of large noise are heated at the cost of
+the others. Minibatches of one shuffled epoch leave it too cold (-16 % and -39 % there, where BAOAB
+has +22 % and +620 %): their errors cancel in theta but not in u; ``sample`` warns. At the recipe's
+heat of .1 the two differ by less than a tenth (lab/notes/microcanonical.md).
 
 Chains start at rest, u = 0, and have a direction after their first step. With parameters in several
-vectors (``optim``: groups of parameters, and ranks that hold rows of them) each vector has a
-direction of its own, for which the same holds.
-References: Robnik & Seljak, Fluctuation without dissipation: microcanonical Langevin Monte Carlo,
-2023 (arXiv 2303.18221); Ver Steeg & Galstyan, Hamiltonian dynamics with non-Newtonian momentum for
-rapid sampling, 2021; Sommer et al. 2026 (arXiv 2602.06500) for minibatches.
+vectors (``optim``: groups of parameters, and ranks that hold rows of them) each vector has its own
+direction. References: Robnik & Seljak, Fluctuation without dissipation: microcanonical Langevin
+Monte Carlo, 2023 (arXiv 2303.18221); Ver Steeg & Galstyan, Hamiltonian dynamics with non-Newtonian
+momentum for rapid sampling, 2021; Sommer et al. 2026 (arXiv 2602.06500) for minibatches.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Langevin dynamics with a thermostat, in the metric (SGNHT of Ding et al. 2014, with a C).
 
-The friction is not given but found: it grows while the momentum is hotter than T and falls while it
-is colder. With the
-scaling of ``frame``, C = A A^T, and r = A s the momentum of ``underdamped`` (a displacement), whose
-whitened form s ~ N(0, (eta T / N) Id) in equilibrium is what is carried on. One step:
+The friction adapts: it grows while the momentum is hotter than T and falls while it is colder. With
+the scaling of ``frame``, C = A A^T, and r = A s the momentum of ``underdamped`` (a displacement),
+whose whitened form s ~ N(0, (eta T / N) Id) in equilibrium is the state. One step:
 
     s <- s - eta A^T v                                                      B, a full kick
     theta <- theta + A s / 2                                                A
@@ -18,12 +17,12 @@ r^T C^{-1} r, nothing has to be inverted. The order of the parts is Leimkuhler &
 arXiv 1505.06889), symmetric and second order in eta, where the Euler step of Ding et al. is first
 order. With T = 0 nothing is thermostatted: x stays at a.
 
-With all data in every step. It was made to take up the noise of minibatches too, and does where
-that is independent from step to step, the same everywhere, and of covariance proportional to
-C^{-1}. Minibatches bring no such noise: over an epoch their errors cancel in theta, but not in the
-momentum of a single step, which is all that x sees; and they are larger here than there, in one
-direction than in others, where x is one number. Variances came out 5 to 23 % too small on a linear
-model (lab/notes/samplers.md), deviations by a quarter on a banana, so minibatches are refused.
+All data are needed in every step. The method was designed to absorb minibatch noise too, which
+works if that noise is independent from step to step, the same everywhere, and of covariance
+proportional to C^{-1}. Minibatch noise is different: over an epoch its errors cancel in theta, but
+not in the momentum of a single step, which x depends on; and its size varies with position and
+direction, while x is a single number. Variances came out 5 to 23 % too small on a linear model
+(lab/notes/samplers.md), deviations by a quarter on a banana, so minibatches are refused.
 References: Ding et al., Bayesian sampling using stochastic gradient thermostats, NeurIPS 2014.
 """
 
@@ -115,7 +114,7 @@ class NoseHoover(Integrator):
         rates: Rates,
         num_data: float | Tensor,
     ) -> Thermostat:
-        """s, too, stands half a kick before the momentum that is independent of theta."""
+        """s is also half a kick before the momentum that is independent of theta."""
         s, x = state.own
         kick = on.factor(state.metric, s, num_data).transpose(change())
         return Thermostat(

@@ -5,8 +5,8 @@ With the scaling of ``frame`` (N data, mean loss gradient g, prior alpha, step s
     v     = g - (1/N) d ln alpha(theta)
     theta = theta - eta C v + sqrt(2 eta T / N) C^{1/2} xi,      xi ~ N(0, Id)
 
-``correct_heat=True`` takes from the noise what the minibatch brings of its own (see ``heat``), for
-eta up to 2 B T / N.
+``correct_heat=True`` subtracts the minibatch's own noise from the injected noise (see ``heat``),
+for eta up to 2 B T / N.
 
 Reference: Marceau-Caron & Ollivier 2017, Eq. (3) and Algorithm 1.
 """
@@ -112,7 +112,7 @@ def noise(
 
 
 def check_flag(correct_heat: bool) -> None:
-    """The option that both stochastic integrators have."""
+    """Checks the option ``correct_heat``."""
     if not isinstance(correct_heat, bool):
         raise TypeError(f"correct_heat must be True or False, got {correct_heat!r}")
 

@@ -1,9 +1,9 @@
-"""Rates: what the schedules say at a step, and the table of them along a run.
+"""``Rates``: the schedules' values at a step; ``RatesTable``: those of a whole run.
 
-A row of the table holds eta_t of every chain, gamma_t and mu_t. This file is the one place that
-knows how a row is laid out. Some things are known to the host beforehand, so that a step need not
-do work whose result nobody reads: whether the metric takes this batch in (gamma_t > 0), whether it
-has seen a batch before, and whether what it finds only now and then is due.
+A row of the table holds eta_t of every chain, gamma_t and mu_t. Only this file knows the layout of
+a row. The host knows some things beforehand, so that a step can skip work that is not needed:
+whether the metric takes this batch in (gamma_t > 0), whether it has seen a batch before, and
+whether a periodic refresh is due.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from natural_langevin import schedules
 
 
 class Kind(NamedTuple):
-    """What distinguishes one step from another for whoever prepares, compiles or captures steps."""
+    """The kind of a step, as far as compiled or captured code depends on it."""
 
     adapts: bool = True  # gamma_t > 0: the metric takes this batch in
     first: bool = False  # there is no earlier metric: this batch's own is applied
@@ -57,8 +57,8 @@ class RatesTable:
         explores: schedules.Stages | None = None,
     ) -> None:
         """``tuned``: in so many first steps the integrator may change its step size;
-        ``refresh_steps``: see ``Preconditioner``; ``settles``: whether the metric adapts in a
-        burn-in alone, that ends; ``explores``: which steps are at temperature 0."""
+        ``refresh_steps``: see ``Preconditioner``; ``settles``: whether the metric adapts only in a
+        burn-in that ends; ``explores``: which steps are at temperature 0."""
         self.values, self.start, self.tuned = values, start, tuned
         self.refresh_steps, self.settles, self.explores = refresh_steps, settles, explores
 
@@ -77,7 +77,7 @@ class RatesTable:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> RatesTable:
-        """Steps ``start`` to ``stop - 1``; schedules are checked on the way.
+        """The table of steps ``start`` to ``stop - 1``; schedules are checked here.
 
         >>> table = RatesTable.build(0.1, lambda t: float(t < 2), stop=3, chains=2)
         >>> [table.kind(t).adapts for t in range(3)], table.row(2).step_size
@@ -116,7 +116,7 @@ class RatesTable:
         decay /= 1 + batches * decay
 
     def of_chains(self, ids: Tensor) -> RatesTable:
-        """The table of these chains alone."""
+        """The table of these chains."""
         shared = self.values[:, -2:]
         values = torch.cat([self.step_size[:, ids], shared], dim=1)
         return RatesTable(
@@ -166,7 +166,7 @@ class RatesTable:
         )
 
     def adapts_from(self, step: int) -> bool:
-        """Whether the metric takes in any batch from this step on."""
+        """Whether the metric uses any batch from this step on."""
         return any(self._adapts[step - self.start :])
 
     def row(self, step: int) -> Rates:

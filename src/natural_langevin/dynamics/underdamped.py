@@ -25,11 +25,11 @@ the time step sqrt(eta), and in equilibrium r ~ N(0, (eta T / N) C). One step, b
 
     Second order in the time step sqrt(eta) with one gradient (Paulin et al. 2024, arXiv
     2410.19780): that variance is too small by a share of about eta k / 6; a < 1. The half step
-    before the gradient applies the metric of the batches before, whatever ``fresh`` says.
+    before the gradient applies the metric of the previous batches, whatever ``fresh`` is.
 
 The effective overdamped step is eta / a: a smaller friction travels further per gradient.
-``correct_heat=True`` ("euler" only) takes from the noise what the minibatch brings of its own (see
-``heat``), for eta up to 2 a B T / N.
+``correct_heat=True`` ("euler" only) subtracts the minibatch's own noise from the injected noise
+(see ``heat``), for eta up to 2 a B T / N.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Underdamped(Integrator):
     def before(
         self, on: LangevinDynamics, state: State, rates: Rates, num_data: float | Tensor
     ) -> State:
-        """The first half of UBU; the others look where the last step ended."""
+        """The first half of UBU; the others evaluate the gradient where the last step ended."""
         if self.integrator != "ubu":
             return state
         C = on.factor(state.metric, state.params, num_data)
@@ -158,8 +158,8 @@ class Underdamped(Integrator):
         return Momentum({k: r[k] + per_chain(rates.step_size, x) * x / 2 for k, x in kick.items()})
 
     def innovation(self, old: State, new: State) -> tuple[Params, float] | None:
-        """r_new - (1 - a) r_old of "euler". "baoab" kicks before it forgets, so that the same
-        divided by 1 - a is what a step added; "ubu" mixes noise and motion."""
+        """r_new - (1 - a) r_old of "euler". "baoab" kicks before it forgets, so that the increment
+        is the same divided by 1 - a; "ubu" mixes noise and motion."""
         keep = 1 - self.friction
         if self.integrator == "ubu" or self.correct_heat or not keep:
             return None

@@ -1,4 +1,4 @@
-"""Scores: how good predictions are, how honest their probabilities, and how to repair them.
+"""Scores of predictions, their calibration, and methods that calibrate them.
 
 Imports likelihoods; diagnostics and up import it.
 
@@ -6,7 +6,7 @@ Imports likelihoods; diagnostics and up import it.
   ``classwise_calibration_error``, ``reliability`` (and ``plot_reliability``)
 * against another predictive distribution: ``agreement``, ``total_variation``
 * which inputs to label next: ``bald``, and ``batch_bald`` for several at a time
-* knowing when not to answer: ``risk_coverage``, ``ood_auroc``
+* selective prediction: ``risk_coverage``, ``ood_auroc``
 * regression, from an ensemble's means (network, n, ...) and noise: ``regression_nll``, ``crps``,
   ``rmse``, ``interval_coverage``
 * on held-out data: ``ConformalSets``, ``ConformalIntervals``, ``TemperatureScaling``, and

@@ -1,13 +1,14 @@
-"""Which inputs to label next, several at a time: what their labels say of the weights together.
+"""Active learning: which inputs to label next, by the information of their labels about the
+weights.
 
 For networks s with class probabilities p_s, the mutual information of the labels y_1..y_m and the
 weights is
 
     I(y_1..y_m; w) = H(y_1..y_m) - sum_i mean_s H_s(y_i)
 
-BALD takes the largest of single inputs, and so takes near copies of one input, whose labels say the
-same; BatchBALD (Kirsch et al. 2019) adds one input after the other by the joint information, which
-is submodular: this is within 1 - 1/e of the best batch.
+BALD takes the largest of single inputs, and so may take near copies, whose labels are redundant;
+BatchBALD (Kirsch et al. 2019) adds one input after the other by the joint information, which is
+submodular: this is within 1 - 1/e of the best batch.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ def batch_bald(
     Args:
         samples: Class probabilities, (network, B, classes): ``posterior.predict(x).samples``.
         count: How many inputs, at most B.
-        most: Combinations of labels up to which entropies are exact; beyond, so many are drawn.
-        seed: Of these draws.
+        most: The largest number of label combinations for exact entropies; beyond, this many are
+            drawn.
+        seed: Seed of these draws.
     """
     p = _checked(samples)
     networks, inputs, classes = p.shape

@@ -1,7 +1,7 @@
-"""The blind guess: the best that can be said of targets without looking at the inputs.
+"""The blind guess: the best prediction of targets that ignores the inputs.
 
-Its parameters come from the very targets that are scored, which flatters it a little: with n
-targets and k parameters by about k / (2 n) nats.
+Its parameters are fitted to the targets that are scored, which favours it by about k / (2 n) nats
+for n targets and k parameters.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Scores of predictive probabilities (n, classes) against labels (n,).
 
-Ours and not torchmetrics': ``import natural_langevin`` needs torch, numpy and safetensors alone.
+Not torchmetrics, because ``import natural_langevin`` needs only torch, numpy and safetensors.
 """
 
 from __future__ import annotations

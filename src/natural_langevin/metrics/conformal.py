@@ -1,6 +1,6 @@
-"""Split conformal prediction: sets and intervals whose coverage needs no trust in the model.
+"""Split conformal prediction: sets and intervals whose coverage does not depend on the model.
 
-With n held-out samples exchangeable with the new one, and the score s(x, y) of "how strange",
+With n held-out samples exchangeable with the new one, and a nonconformity score s(x, y),
 
     q = the k-th smallest held-out score,  k = ceil((n + 1) level)
     P(s(x_new, y_new) <= q) >= level,      and <= level + 1/(n + 1) without ties
@@ -58,7 +58,8 @@ class ConformalSets:
 
 @dataclass(frozen=True)
 class ConformalIntervals:
-    """mean ± threshold · sqrt(variance): the model says where to be wide, the data by how much."""
+    """mean ± threshold · sqrt(variance): the model gives the relative widths, the held-out data
+    their scale."""
 
     threshold: float
     level: float
@@ -67,7 +68,7 @@ class ConformalIntervals:
     def fit(mean: Tensor, variance: Tensor, y: Tensor, *, level: float = 0.9) -> ConformalIntervals:
         """From predictive means and total variances (n,) or (n, 1) of held-out samples.
 
-        Several components per target (n, D) would each need their own: they are not exchangeable.
+        Several components per target (n, D) each need their own: they are not exchangeable.
         """
         if mean[0].numel() != 1:
             raise ValueError(

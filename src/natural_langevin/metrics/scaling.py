@@ -1,4 +1,5 @@
-"""Temperature scaling: one number, fitted on held-out data, that makes probabilities less sure.
+"""Temperature scaling: one number, fitted on held-out data, that makes probabilities less
+confident.
 
     p_k -> p_k^(1/scale) / sum_j p_j^(1/scale)        (softmax(logits / scale))
 
@@ -30,7 +31,7 @@ class TemperatureScaling:
         """The scale of smallest negative log-likelihood, which is convex in 1/scale.
 
         ``deviation``: of a prior ln scale ~ N(0, deviation^2), for few data: without it, data that
-        are all told right ask for a scale of zero."""
+        are all classified correctly give a scale of zero."""
         if not deviation > 0:
             raise ValueError(f"deviation must be positive, got {deviation!r}")
         log_p = _logarithm(probabilities)

@@ -1,4 +1,4 @@
-"""Knowing when not to answer: risk against coverage, and unfamiliar inputs."""
+"""Selective prediction: risk against coverage, and detection of out-of-distribution inputs."""
 
 from __future__ import annotations
 

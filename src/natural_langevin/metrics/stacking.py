@@ -1,4 +1,4 @@
-"""Stacking: how much to trust each of several predictive distributions, by held-out data.
+"""Stacking: weights of several predictive distributions, fitted on held-out data.
 
 The mixture sum_c w_c p_c(y | x) of candidates c is given the weights of largest held-out density,
 
@@ -27,10 +27,10 @@ def stacking_weights(
 ) -> Tensor:
     """``log_density`` (n, candidate): ln p_c(y_n | x_n) on held-out data. float64, sums to one.
 
-    ``updates``: stop after so many updates by expectation-maximisation from equal weights (or
-    those of ``prior``, which count as ``prior_rows`` data), instead of at the optimum. Candidates
-    that few data can hardly tell apart then share their weight. A candidate that is -inf somewhere
-    cannot explain that datum, but others may.
+    ``updates``: stop after so many updates by expectation-maximisation from equal weights (or those
+    of ``prior``, which count as ``prior_rows`` data), instead of at the optimum. Candidates that
+    the data cannot distinguish then share their weight. A candidate may be -inf at a datum if
+    others are not.
 
     >>> stacking_weights(torch.tensor([[0.0, -9.0], [0.0, -9.0]]).double()).round(decimals=3)
     tensor([1., 0.], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""All scores of one evaluation, in an order and with words that read well."""
+"""All scores of one evaluation, with an explanation of each."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ class ClassificationScores:
 
     @property
     def verdicts(self) -> list[str]:
-        """Why the predictions are not to be used as they are, and what to do; empty: they are."""
+        """Reasons not to use the predictions as they are, each with a remedy; empty if there is
+        none."""
         found = _against_others(self.nll, self.nll_error, self.blind_nll, self.single_nll)
         # The gap of a perfectly calibrated forecast is not 0 either: about 1 / sqrt(count).
         if self.calibration_error > GAP + 2 / self.count**0.5:
@@ -134,7 +135,8 @@ class RegressionScores:
 
     @property
     def verdicts(self) -> list[str]:
-        """Why the predictions are not to be used as they are, and what to do; empty: they are."""
+        """Reasons not to use the predictions as they are, each with a remedy; empty if there is
+        none."""
         found = _against_others(self.nll, self.nll_error, self.blind_nll, self.single_nll)
         level, inside = INTERVAL, self.coverage[INTERVAL]
         error = (level * (1 - level) / self.count) ** 0.5
@@ -171,14 +173,15 @@ class RegressionScores:
 
 
 def _varied(y: Tensor) -> bool:
-    """Of targets that are all the same a blind guess that knows them is never wrong: no rival."""
+    """Whether the targets vary; if not, a blind guess is always right and no comparison is made."""
     return bool((y != y[:1]).any())
 
 
 def _against_others(
     nll: float, error: float | None, blind_nll: float | None, single_nll: float | None
 ) -> list[str]:
-    """Not better than guessing, or than one network: beyond the Monte-Carlo error."""
+    """Warnings if predictions are worse than a blind guess or than one network, beyond the
+    Monte-Carlo error."""
     sure = 2 * (error if error is not None and math.isfinite(error) else 0.0)
     found = []
     if blind_nll is not None and nll - sure > blind_nll:

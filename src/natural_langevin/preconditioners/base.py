@@ -1,8 +1,8 @@
-"""What a preconditioner is: a metric, and a factor A of C = A A^T.
+"""``Preconditioner``: a metric, and a factor A of C = A A^T.
 
 The dynamics use C twice, for the drift C v and for the noise C^{1/2} z. Both come from the *same*
-factor: apply(v) = A (A^T v), sample(z) = A z. Whatever damping or clamping one gets, the other
-gets, so C^{1/2} can never disagree with C.
+factor: apply(v) = A (A^T v), sample(z) = A z. Damping and clamping therefore affect both in the
+same way, and C^{1/2} always agrees with C.
 
 Every tensor has a leading chain axis; trees are dicts by parameter name.
 """
@@ -102,16 +102,16 @@ class Preconditioner:
         raise NotImplementedError
 
     def refreshed(self, metric: Metric, *, first: bool) -> Metric:
-        """The metric with what is found anew at every ``refresh_steps``-th step only, after
-        ``update``; ``first``: nothing was before."""
+        """The metric after the periodic refresh at every ``refresh_steps``-th step, after
+        ``update``; ``first``: whether it is the first."""
         return metric
 
     def basis(self, metric: Metric) -> Basis:
-        """In which basis the statistics "rotated" of the next batch are taken."""
+        """The basis in which the statistics "rotated" of the next batch are computed."""
         return {}
 
     def factor(self, metric: Metric, damping: Damping) -> Factor:
-        """A with C = A A^T, for the metric as it stands and epsilon by parameter name."""
+        """A with C = A A^T, for the current metric and epsilon by parameter name."""
         raise NotImplementedError
 
     def apply(self, metric: Metric, v: Params, damping: Damping) -> Params:
@@ -123,8 +123,8 @@ class Preconditioner:
         return self.factor(metric, damping).sample(z)
 
     def counts_own_batch(self, *, settles: bool) -> bool:
-        """Whether a step applies the metric that its own batch has just changed; ``settles``:
-        whether that metric will stand still after burn-in."""
+        """Whether a step applies the metric updated with its own batch; ``settles``: whether the
+        metric is frozen after burn-in."""
         return settles if self.fresh == "burn-in" else bool(self.fresh)
 
     def damping_from(self, curvature: float | Tensor) -> float | Tensor:
@@ -133,14 +133,14 @@ class Preconditioner:
         return curvature
 
     def inverse_from(self, damping: Tensor) -> Tensor:
-        """The least that C^{-1} can be with this epsilon: what it is where no datum is seen."""
+        """The smallest value of C^{-1} with this epsilon: that of a direction without data."""
         return damping
 
     def ema_schedule(self, burn_in: float = math.inf) -> schedules.Schedule:
         """gamma_t of every step: decay(t // every) where statistics are taken, else 0.
 
-        They are taken at every ``every``-th step, with ``adapt="burn-in"`` of the first ``burn_in``
-        only: later the metric stands still.
+        Statistics are computed at every ``every``-th step; with ``adapt="burn-in"`` only in the
+        first ``burn_in`` steps, after which the metric is frozen.
 
         >>> from natural_langevin.preconditioners import DiagonalFisher
         >>> gamma = DiagonalFisher(every=2).ema_schedule(burn_in=3)
@@ -180,16 +180,16 @@ class _Gamma:
 class AveragedPreconditioner(Preconditioner):
     """The settings of every metric that averages over batches. Abstract.
 
-    ``damping``: epsilon, which bounds C where the data say nothing. "prior" is the prior's share of
-    the posterior's curvature, 1 / (N variance), by parameter and chain (see ``damping``); a number,
-    or a tensor of one for each chain, is taken as it is. ``decay``, or by its other name
-    ``ema_rate``: gamma_t, the weight of the *newest* batch, a number or a schedule; 1/sqrt(t) with
-    t = 1, 2, ... where it is left out. ``adapt``: "burn-in" stops the average there, so that the
-    chain that is kept has one metric; "always" goes on. ``fresh``: whether a step applies the
-    metric that its own batch has just changed, as the paper does; that couples C with the gradient
-    it multiplies and biases the chain, so by default C comes from the batches before; "burn-in"
-    does so only in a burn-in after which the metric stands still. ``every``: batches are looked at
-    every so many steps; gamma_t then counts the looks.
+    ``damping``: epsilon, which bounds C where the data give no information. "prior" is the prior's
+    share of the posterior's curvature, 1 / (N variance), by parameter and chain (see ``damping``);
+    a number, or a tensor with one per chain, is used as given. ``decay``, also called ``ema_rate``:
+    gamma_t, the weight of the *newest* batch, a number or a schedule; 1/sqrt(t) with t = 1, 2, ...
+    by default. ``adapt``: "burn-in" freezes the metric after burn-in, so that all kept draws have
+    one metric; "always" keeps adapting. ``fresh``: whether a step applies the metric updated with
+    its own batch, as in the paper. That couples C with the gradient it multiplies and biases the
+    chain, so by default C comes from the previous batches; "burn-in" does so only in a burn-in
+    after which the metric is frozen. ``every``: statistics are computed at every so many steps, and
+    gamma_t counts these updates.
     """
 
     damping: float | Tensor | Literal["prior"] = "prior"
@@ -216,9 +216,9 @@ class AveragedPreconditioner(Preconditioner):
             raise ValueError(f"every must be a whole number of steps from 1 on, got {self.every!r}")
 
     def with_rate(self, rate: Rate) -> Self:
-        """The same metric, averaged at this rate where the user left it open. In a burn-in after
-        which it stands still it counts the batch that it is applied to: no step is then longer than
-        that batch bears, however far it is from those before, and what that biases is burn-in."""
+        """The same metric with this averaging rate, if the user gave none. In a burn-in after which
+        it is frozen it includes the batch that it is applied to: this limits the step where a batch
+        differs from the previous ones, and the bias affects burn-in only."""
         if not self.rate_is_open:
             return self
         other = copy.copy(self)
@@ -227,7 +227,7 @@ class AveragedPreconditioner(Preconditioner):
         return other
 
     def __repr__(self) -> str:
-        """The first settings always, the others where they are not the default's."""
+        """Shows the first settings always, the others if they differ from the default."""
         shown = [
             f"{f.name}={getattr(self, f.name)!r}"
             for f in sorted(dataclasses.fields(self), key=lambda f: f.name != "targets")
@@ -241,11 +241,11 @@ class AveragedPreconditioner(Preconditioner):
 class FisherPreconditioner(AveragedPreconditioner):
     """The settings that all Fisher metrics share. Abstract.
 
-    ``targets``: "data" takes the gradients of the data's own labels (the outer-product variant,
-    OP), "model" those of labels drawn from the model (the Fisher matrix proper). ``sharing``: how
+    ``targets``: "data" uses the gradients of the labels in the data (the outer-product variant,
+    OP), "model" those of labels drawn from the model (the Fisher matrix itself). ``sharing``: how
     the positions of a sample (tokens, pixels, repeated calls of a layer) enter its squared
-    gradient. "exact" adds them up first; "expand" is a cheaper approximation that takes each for a
-    sample of its own.
+    gradient. "exact" sums them first; "expand" is a cheaper approximation that treats each as a
+    sample.
     """
 
     #: What ``sharing`` may be.

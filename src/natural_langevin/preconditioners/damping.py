@@ -4,16 +4,16 @@ J is the data's curvature per datum. The posterior's is J plus the prior's share
 
     epsilon = precision / N,        precision = 1 / variance of a Gaussian prior,
 
-so with this epsilon, the default ``damping="prior"``, C is the posterior's own scale: a direction
-that the data do not see moves as the prior alone would have it, at the rate eta whatever N and the
-variance are (the paper's 1e-4 fits N = 60,000 and variance 0.1). It is a number per parameter
-tensor, or one per chain where the prior's variance is. Drift and noise see the same epsilon.
+so with this epsilon, the default ``damping="prior"``, C has the scale of the posterior: a direction
+without data moves as under the prior alone, at the rate eta for any N and variance (the paper's
+1e-4 fits N = 60,000 and variance 0.1). It is a number per parameter tensor, or one per chain if the
+prior's variance is. Drift and noise use the same epsilon.
 
 Limits: every prior has a ``precision``, its typical curvature per weight, which for other priors
 than the Gaussian is a constant in place of a curvature that depends on theta. Damping need not be
-exact: it changes how fast a direction is sampled, never what is sampled. A flat prior has no
-curvature at all, and C would be infinite where the data say nothing: ``FLAT_DAMPING`` instead.
-RMSProp, whose C^{-1} is (D + epsilon)^{1/2}, takes the square, so that C has the same limit.
+exact: it changes how fast a direction is sampled, never the target. A flat prior has no curvature,
+and C would be infinite for directions without data: ``FLAT_DAMPING`` is used instead. RMSProp,
+whose C^{-1} is (D + epsilon)^{1/2}, takes the square, so that C has the same limit.
 """
 
 from __future__ import annotations

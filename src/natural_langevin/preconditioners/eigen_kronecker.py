@@ -1,22 +1,22 @@
 """Kronecker-factored Fisher metric, eigenvalues corrected (EK-FAC; George et al. 2018).
 
-K-FAC takes the second moment of the per-sample gradients V_n = delta_n a_n^T (``kronecker``) for a
-product of two factors. Their eigenvectors U_A and U_G are kept, and in that basis the moments are
-taken as they are,
+K-FAC approximates the second moment of the per-sample gradients V_n = delta_n a_n^T (``kronecker``)
+by a product of two factors. EK-FAC keeps their eigenvectors U_A and U_G, and uses the actual
+moments in that basis,
 
     S = mean_n (U_G^T V_n U_A)^2,    C^{-1} = (U_A x U_G) diag(S + eps) (U_A x U_G)^T
 
 the diagonal metric, rotated: of all metrics with these eigenvectors the one nearest to J. V_n is
-the gradient of a sample, its positions (pixels, tokens) added up; ``sharing`` concerns the factors
-alone. The damping is eps itself; where a bias has another one than its weights, eigenvector j of A
-has eps_j = sum_i U_A[i, j]^2 eps_i.
+the gradient of a sample, summed over its positions (pixels, tokens); ``sharing`` concerns the
+factors only. The damping is eps itself; where a bias has another one than its weights, eigenvector
+j of A has eps_j = sum_i U_A[i, j]^2 eps_i.
 
-The basis of a batch's S is that of the batches before. At every ``refresh``-th look it turns to the
-eigenvectors of the running factors, and S becomes the diagonal there of what it was here,
+The basis of a batch's S comes from the previous batches. At every ``refresh``-th update it is
+replaced by the eigenvectors of the running factors, and S by the diagonal in the new basis,
 
     S <- (R_G * R_G) S (R_A * R_A)^T,    R = U_new^T U_old.
 
-The first batch has no basis before it: its S are K-FAC's, lambda_G lambda_A^T.
+The first batch has no previous basis: its S is K-FAC's, lambda_G lambda_A^T.
 
 Its invariance group: rotations of a layer's inputs, and of its outputs, with their common scale.
 """

@@ -1,6 +1,6 @@
-"""What the Kronecker-factored metrics share: the running factors, and their eigenvectors.
+"""Common base of the Kronecker-factored metrics: the running factors and their eigenvectors.
 
-Per linear map y = W a + b, with a_n behind a one for the bias (see ``kronecker``),
+Per linear map y = W a + b, with a_n preceded by a one for the bias (see ``kronecker``),
 
     A = mean_n a_n a_n^T = U_A diag(lambda_A) U_A^T,
     G = mean_n delta_n delta_n^T = U_G diag(lambda_G) U_G^T.
@@ -10,8 +10,8 @@ rotates, scales and rotates back: C = F F^T for V, a gradient with the bias as f
 
     F(Z) = U_G (Z / sqrt(m)) U_A^T,        F^T(V) = (U_G^T V U_A) / sqrt(m).
 
-Eigenvectors cost a cubic number of operations in the width, and are found anew at every
-``refresh``-th look at a batch only; between, and after burn-in, a step is four matrix products.
+Eigenvectors cost a cubic number of operations in the width, and are recomputed only at every
+``refresh``-th update; otherwise a step is four matrix products.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class Eigenbasis(NamedTuple):
 
 def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues, not below zero, and eigenvectors of (chain, n, n), whose largest entries are
-    positive: signs are LAPACK's whim, and the noise of a step would depend on them.
+    positive: LAPACK's signs are arbitrary, and the noise of a step would depend on them.
 
-    A chain that is not finite has the identity's vectors: torch would refuse all chains for it,
-    and it stops as diverged."""
+    A chain that is not finite has the identity's vectors: otherwise torch would refuse all chains;
+    it is stopped as diverged."""
     finite = torch.isfinite(matrix).all(-1).all(-1)[:, None, None]
     safe = torch.where(finite, matrix, identity(matrix.shape[-1], matrix[:, 0, 0]))
     values, vectors = torch.linalg.eigh(safe)
@@ -76,11 +76,12 @@ def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class FactoredPreconditioner(FisherPreconditioner):
-    """Kronecker factors by layer, second moments for what is no matrix. Abstract.
+    """Kronecker factors by layer, second moments for parameters that are not matrices. Abstract.
 
-    ``sharing``: positions that share a weight (pixels, tokens) enter the factors as samples of
-    their own ("expand"), or averaged and added up first ("reduce"; see ``statistics.moments``).
-    ``refresh``: at every so many looks at a batch (which ``every`` spaces) eigenvectors are found.
+    ``sharing``: positions that share a weight (pixels, tokens) enter the factors as separate
+    samples ("expand"), or averaged and summed first ("reduce"; see ``statistics.moments``).
+    ``refresh``: the number of statistics updates (which ``every`` spaces) between two
+    eigendecompositions.
     """
 
     couples = "units"
@@ -152,7 +153,7 @@ class FactoredPreconditioner(FisherPreconditioner):
 
 
 def averaged(tree: dict[str, Any], found: Params, rate: Tensor) -> dict[str, Any]:
-    """The moving average of values that are kept by group and found by weight."""
+    """The moving average of values that are stored by group and computed by weight."""
     new: dict[str, Any] = {}
     for group, old in by_group(tree):
         new |= nested(group, average(old, found[group.matrix], rate))

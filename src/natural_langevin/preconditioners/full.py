@@ -1,7 +1,7 @@
 """Full Fisher metric (Algorithm 3): C = (J + diag eps)^{-1}, J dense over all parameters.
 
 J = L L^T - diag eps gives the factor A = L^{-T}: C v by two triangular solves, C^{1/2} z by one.
-For small models, and the oracle of every other metric.
+For small models, and the reference for every other metric.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def unflatten(flat: Tensor, like: Params) -> Params:
 class FullFisher(FisherPreconditioner):
     """C = (J + damping)^{-1}; memory and time grow as parameters squared and cubed.
 
-    ``max_parameters``: it refuses networks with more."""
+    ``max_parameters``: networks with more are refused."""
 
     requests = frozenset({"samples"})
     couples = "all"

@@ -1,7 +1,8 @@
 """Kronecker-factored Fisher metric (K-FAC; Martens & Grosse 2015): per linear map, C^{-1} = G x A.
 
 For y = W a + b with per-sample output gradients delta, the gradient of sample n is delta_n a_n^T
-with a_n behind a one, for the bias. Its second moment is taken for the product of the two factors'
+with a_n preceded by a one, for the bias. Its second moment is approximated by the product of the
+factors
 
     A = mean_n a_n a_n^T,        G = mean_n delta_n delta_n^T
 
@@ -16,13 +17,13 @@ For V, a gradient with the bias as first column, C V = G^{-1} V A^{-1} = F(F^T(V
 
 so that drift and noise come from the same factors. A bias whose eps is another one has its own
 entry in the diagonal that is added to A. Positions that share a weight (pixels, tokens) enter by
-``sharing``: "expand" takes them for samples, "reduce" averages a and adds up delta first (see
-``statistics.moments``). Parameters that are no matrix (norms, embeddings) are diagonal.
+``sharing``: "expand" treats them as samples, "reduce" averages a and sums delta first (see
+``statistics.moments``). Parameters that are not matrices (norms, embeddings) are diagonal.
 
-``refresh=k`` keeps the factors of every k-th look at a batch, by their eigenvectors: the damped
-eigenvalues (lambda_A + pi sqrt(eps)) (lambda_G + sqrt(eps) / pi) are those of the same C, and no
-step needs a Cholesky factor (see ``factored``). An eps of the bias that is another one enters
-there by its share in every eigenvector, eps_j = sum_i U_A[i, j]^2 eps_i.
+``refresh=k`` recomputes the factors at every k-th statistics update, by their eigenvectors: the
+damped eigenvalues (lambda_A + pi sqrt(eps)) (lambda_G + sqrt(eps) / pi) are those of the same C,
+and no step needs a Cholesky factor (see ``factored``). An eps of the bias that is another one
+enters there by its share in every eigenvector, eps_j = sum_i U_A[i, j]^2 eps_i.
 
 Its invariance group: affine maps of a layer's inputs, and linear maps of its outputs' gradients.
 """
@@ -67,8 +68,8 @@ class Cholesky(NamedTuple):
 
 
 def shares(a: Tensor, g: Tensor, group: Group, damping: Damping) -> tuple[Tensor, Tensor, Tensor]:
-    """What is added to A's diagonal, for the bias and for the weights, and to G's: (chain, 1) each;
-    ``a`` and ``g`` are the factors' diagonals, or their eigenvalues."""
+    """The damping added to A's diagonal, for the bias and for the weights, and to G's: (chain, 1)
+    each; ``a`` and ``g`` are the factors' diagonals, or their eigenvalues."""
     tiny = torch.finfo(a.dtype).tiny ** 0.5
     level_a, level_g = (m.mean(-1, keepdim=True).clamp_min(tiny) for m in (a, g))
     pi = (level_a / level_g).sqrt()
@@ -99,7 +100,7 @@ def cholesky(a: Tensor, g: Tensor, group: Group, damping: Damping) -> Cholesky:
 class KroneckerFisher(FactoredPreconditioner):
     """C is the inverse of (A + pi sqrt(eps)) x (G + sqrt(eps) / pi), layer by layer.
 
-    ``refresh``: None factorises A and G at every step; k keeps those of every k-th look.
+    ``refresh``: None factorises A and G at every step; k does so at every k-th statistics update.
 
     >>> KroneckerFisher(refresh=10, every=2).refresh_steps
     20

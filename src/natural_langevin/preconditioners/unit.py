@@ -5,11 +5,11 @@ With u_nk = delta_nk (1, a_n) the gradient of sample n for unit k (its bias firs
     J_k = mean_n u_nk u_nk^T = mean_n delta_nk^2 (1, a_n) (1, a_n)^T
     C_k = (J_k + diag eps)^{-1} = L_k^{-T} L_k^{-1},       J_k + diag eps = L_k L_k^T
 
-and no unit is coupled with another: quasi-diagonal with nothing left out. The memory is that of
-the weights times the fan-in, the time of a step times its square, so it is for small fan-ins, such
-as those of tables. Positions of a sample are summed before they are multiplied (``sharing`` is
-"exact" alone: it is the cheaper one here). A parameter that has no units (an embedding, a layer
-that no rule knows) is diagonal.
+and no unit is coupled with another: it is the quasi-diagonal metric with the full block of a unit.
+The memory is that of the weights times the fan-in, the time of a step times its square, so it is
+for small fan-ins, such as those of tables. Positions of a sample are summed before they are
+multiplied (``sharing`` is always "exact", the cheaper one here). A parameter without units (an
+embedding, a layer without a rule) is diagonal.
 
 Its invariance group: affine maps of the inputs of every unit, each with its own.
 """
@@ -35,7 +35,7 @@ from natural_langevin.statistics import Group, Statistics, grouped, split_rows, 
 
 
 def nested(group: Group, value: Any) -> dict[str, Any]:
-    """A value under its group's names, ``{bias: {weight: value}}``: a metric knows its units."""
+    """A value under its group's names, ``{bias: {weight: value}}``."""
     for name in reversed(group.names):
         value = {name: value}
     return value
@@ -67,7 +67,7 @@ def solve(lower: Tensor, rows: Tensor, *, transposed: bool) -> Tensor:
 class UnitFisher(FisherPreconditioner):
     """C is the inverse of J + damping, unit by unit.
 
-    ``max_fan_in``: it refuses units with more inputs."""
+    ``max_fan_in``: units with more inputs are refused."""
 
     requests = frozenset({"unit_blocks"})
     couples = "units"
@@ -110,7 +110,7 @@ class UnitFisher(FisherPreconditioner):
         known: dict[Group, Tensor] = {}
 
         def lower(group: Group, like: Params) -> Tensor:
-            """L of every unit, once: which entries are whose is seen from a vector."""
+            """L of every unit, computed once."""
             if group not in known:
                 eps = {k: per_chain(damping[k], like[k]).expand_as(like[k]) for k in group.names}
                 matrix = blocks[group] + torch.diag_embed(unit_rows(group, eps))

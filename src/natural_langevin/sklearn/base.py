@@ -272,7 +272,8 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
             log.warning("%s", sentence)
         bad = np.flatnonzero(~encoded.usable)
         for row in bad[:5]:
-            log.warning("row %d: %s; it is predicted as an average row", row, encoded.notes[row])
+            why = encoded.notes[row].removesuffix(", not predicted")
+            log.warning("row %d: %s; it is predicted as an average row", row, why)
         if len(bad) > 5:
             log.warning("and so do %d other rows: see features_.encode", len(bad) - 5)
         return encoded.x

@@ -107,7 +107,7 @@ def half_frozen() -> nn.Module:
     [
         (wider(), r"'0\.weight' is torch.float32 \(4, 3\) in the posterior and .* \(5, 3\)"),
         (network().double(), r"'0\.weight' is torch.float32 .*torch.float64"),
-        (nn.Linear(3, 4), r"different parameters: the model lacks \['0.bias'.*besides \['bias'"),
+        (nn.Linear(3, 4), r"different parameters: the model lacks \['0.bias'.*also has \['bias'"),
         (network(nn.ReLU), r"'\(1\): Tanh\(\)' there, '\(1\): ReLU\(\)' in"),
         (with_a_buffer(1.0), r"different buffers.*\['scale'\]"),
         (half_frozen(), r"different parameters: the model lacks \['0.bias'\]"),

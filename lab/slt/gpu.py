@@ -8,12 +8,13 @@ has logged, with seconds, is on stderr as it comes:
     perceptron             784-400-400-10, 6 chains of 5,000 steps on minibatches of 512: 2,500, and
                            2,500 of the second run, which measures what minibatches add
     perceptron, all data   the same with all data in every step: a reference
-    perceptron, devinterp  its SGLD on the same network, ``--theirs`` of its steps, times the rest
-    few checkpoints        a tenth of those that follow
-    checkpoints            of one short training of a convolutional network on random images, as
-                           chains of one run
-    checkpoints, devinterp its SGLD at two of them, ``--theirs`` steps, times the rest: as many as
-                           ours took, and its documented 10 chains of 100 draws
+    perceptron, devinterp  its SGLD on the same network, one of six chains of as many steps
+    checkpoints            of one short training of a convolutional network on MNIST, as chains of
+                           one run
+    checkpoints, RMSProp   the same in another metric
+    checkpoints, longer    four times the steps: whether the usual ones are enough
+    checkpoints, devinterp its SGLD at three of them, each with its documented 10 chains of 100
+                           draws; ``seconds``: times the number of checkpoints over three
 
 ``lab.slt.peers`` says which devinterp; it gets its minibatches at once, as tensors of the device.
 """
@@ -28,6 +29,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from lab.slt.peers import Batches
-from natural_langevin import data, likelihoods, models, slt
+from natural_langevin import data, likelihoods, models, preconditioners, slt
 from natural_langevin.cli.experiments.origin import origin
 
 LIKELIHOOD = likelihoods.Categorical()
@@ -111,14 +113,16 @@ def described(found: slt.LearningCoefficient) -> dict[str, Any]:
 
 def perceptron_theirs(given: argparse.Namespace) -> dict[str, Any]:
     net, x, y = mnist_network(given)
-    found = theirs(net, x, y, given, chains=2, batch=512)
+    found = theirs(net, x, y, given.device, chains=1, burn_in=given.theirs // 2,
+                   draws=given.theirs - given.theirs // 2, batch=512)  # fmt: skip
     return found | {"seconds": found["per_step"] * 6 * given.steps, "chains": 6}
 
 
 def theirs(
-    net: nn.Module, x: Tensor, y: Tensor, given: argparse.Namespace, *, chains: int, batch: int
-) -> dict[str, Any]:
-    """Its SGLD with ``given.theirs`` steps of each chain, data on the device."""
+    net: nn.Module, x: Tensor, y: Tensor, device: str, *,
+    chains: int, burn_in: int, draws: int, batch: int,
+) -> dict[str, Any]:  # fmt: skip
+    """Its SGLD, data on the device."""
     from devinterp.optim import SGLD
     from devinterp.slt.sampler import estimate_learning_coeff_with_summary
 
@@ -127,24 +131,24 @@ def theirs(
         parts = zip(x.split(2000), y.split(2000), strict=True)
         start = sum(float(cross_entropy(net(a), b, reduction="sum")) for a, b in parts) / len(x)
     options = {"lr": 1e-5, "localization": 100.0, "nbeta": len(x) / math.log(len(x))}
-    found, seconds = timed(given.device, lambda: estimate_learning_coeff_with_summary(
+    found, seconds = timed(device, lambda: estimate_learning_coeff_with_summary(
         net, loader, evaluate=lambda m, b: (cross_entropy(m(b[0]), b[1]), {}), init_loss=start,
-        sampling_method=SGLD, optimizer_kwargs=options, num_chains=chains,
-        num_draws=given.theirs // 2, num_burnin_steps=given.theirs // 2, device=given.device,
-        seed=0, verbose=False,
+        sampling_method=SGLD, optimizer_kwargs=options, num_chains=chains, num_draws=draws,
+        num_burnin_steps=burn_in, device=device, seed=0, verbose=False,
     ))  # fmt: skip
+    steps = chains * (draws + burn_in)
     return {
-        "value": float(found["llc/mean"]), "measured_seconds": seconds,
-        "measured_steps": chains * given.theirs, "per_step": seconds / (chains * given.theirs),
-        **options,
+        "value": float(found["llc/mean"]), "measured_seconds": seconds, "measured_steps": steps,
+        "per_step": seconds / steps, **{k: options[k] for k in ("lr", "localization", "nbeta")},
     }  # fmt: skip
 
 
 def training_run(given: argparse.Namespace) -> tuple[nn.Module, list[Any], Tensor, Tensor]:
-    """A convolutional network, its checkpoints and random images."""
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(2048, 3, 32, 32, generator=g)[: given.rows].to(given.device)
-    y = torch.randint(0, 10, (2048,), generator=g)[: given.rows].to(given.device)
+    """A convolutional network, its checkpoints, and images in three colours of 32 x 32 pixels."""
+    mnist = data.mnist(download=False)
+    some = slice(min(2048, given.rows or 2048))
+    x = nn.functional.pad(mnist.train_x[some].view(-1, 1, 28, 28), (2, 2, 2, 2))
+    x, y = x.repeat(1, 3, 1, 1).to(given.device), mnist.train_y[some].to(given.device)
     torch.manual_seed(0)
     width = given.width
     net = nn.Sequential(
@@ -158,47 +162,52 @@ def training_run(given: argparse.Namespace) -> tuple[nn.Module, list[Any], Tenso
     return net, kept, x, y
 
 
-def checkpoints(given: argparse.Namespace) -> dict[str, Any]:
+def checkpoints(
+    given: argparse.Namespace,
+    *,
+    times: int = 1,
+    metric: preconditioners.Preconditioner | None = None,
+) -> dict[str, Any]:
     """A training's coefficients in one call."""
     net, kept, x, y = training_run(given)
+    steps = times * given.curve_steps
     found, seconds = timed(given.device, lambda: slt.llc_curve(
-        kept, net, LIKELIHOOD, (x, y), chains=1, steps=given.curve_steps,
-        batch_size=min(128, len(x)), draws=16, device=given.device,
+        kept, net, LIKELIHOOD, (x, y), chains=1, steps=steps, batch_size=min(128, len(x)),
+        draws=8, device=given.device, preconditioner=metric,
     ))  # fmt: skip
     config = found.estimates[0].posterior.config
     return {
-        "checkpoints": len(kept), "steps": given.curve_steps, "seconds": seconds,
+        "checkpoints": len(kept), "steps": config["steps"], "seconds": seconds,
         "weights": sum(p.numel() for p in net.parameters()), "execution": config["execution"],
-        "value": found.value.tolist(), "error": found.error.tolist(),
+        "step_size": config["recipe"]["step_size"], "value": found.value.tolist(),
+        "error": found.error.tolist(), "loss": found.loss.tolist(),
+        "minibatches": [e.minibatch_bias for e in found.estimates],
     }  # fmt: skip
-
-
-def few_checkpoints(given: argparse.Namespace) -> dict[str, Any]:
-    given.checkpoints = max(2, given.checkpoints // 10)
-    return checkpoints(given)
 
 
 def checkpoints_theirs(given: argparse.Namespace) -> dict[str, Any]:
     net, kept, x, y = training_run(given)
     rows = []
-    for state in (kept[len(kept) // 2], kept[-1]):
-        net.load_state_dict(state)
-        rows.append(theirs(net, x, y, given, chains=1, batch=128))
-    per_step = sum(r["per_step"] for r in rows) / len(rows)
+    for place in (0, len(kept) // 2, len(kept) - 1):
+        net.load_state_dict(kept[place])
+        found = theirs(net, x, y, given.device, chains=10, burn_in=0,
+                       draws=min(100, given.theirs), batch=128)  # fmt: skip
+        rows.append({"checkpoint": place} | found)
+    measured = sum(r["measured_seconds"] for r in rows)
     return {
-        "per_step": per_step, "seconds": per_step * given.curve_steps * len(kept),
-        "documented_seconds": per_step * 1000 * len(kept), "measured": rows,
-        "checkpoints": len(kept), "steps": given.curve_steps,
+        "seconds": measured * len(kept) / len(rows), "measured_seconds": measured,
+        "measured": rows, "checkpoints": len(kept),
     }  # fmt: skip
 
 
 ROWS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "perceptron": perceptron,
     "perceptron, devinterp": perceptron_theirs,
-    "perceptron, all data": perceptron_exact,
-    "few checkpoints": few_checkpoints,
     "checkpoints, devinterp": checkpoints_theirs,
     "checkpoints": checkpoints,
+    "checkpoints, RMSProp": partial(checkpoints, metric=preconditioners.RMSProp()),
+    "checkpoints, longer": partial(checkpoints, times=4),
+    "perceptron, all data": perceptron_exact,
 }
 
 
@@ -226,7 +235,7 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=int, default=100)
     parser.add_argument("--curve-steps", type=int, default=100)
     parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--theirs", type=int, default=300, help="steps of devinterp's chains")
+    parser.add_argument("--theirs", type=int, default=5000, help="steps of devinterp's chain")
     parser.add_argument("--rows", type=int, help="of data, at most")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds of a row")
     parser.add_argument("--budget", type=float, default=math.inf, help="seconds of all rows")

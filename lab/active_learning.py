@@ -124,7 +124,7 @@ WAYS = (
     "posterior, random",
 )  # fmt: skip
 #: Of the prior around a trained network, in units of its tensors' mean squares.
-AROUND = 0.01
+AROUND = 0.1
 
 
 class Convolutions(nn.Module):
@@ -199,8 +199,8 @@ def around_trained(
 ) -> Callable[[Tensor], Tensor]:
     """The posterior under a prior around each of eight networks that Adam has trained."""
     many = Many(Convolutions, (x, y), count=8, seed=seed)
-    step = many.started(lambda: adamw(many, decay=0.0), 64)
-    for _ in range(4096 * 6 // 64 - 24):  # 24 were taken to begin with
+    step = many.stepper(adamw(many, decay=0.0), 64)
+    for _ in range(4096 * 6 // 64):
         step()
     trained = [of(many.copy(), k) for k in range(8)]
     sizes = {name: variance * v.flatten(1).square().mean(1) for name, v in many.weights.items()}

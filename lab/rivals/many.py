@@ -1,8 +1,7 @@
 """Many networks at once, for methods that train or sample several: stacked weights, one graph.
 
 A step draws a minibatch for every network, takes its gradient and hands it to an update in place.
-On a GPU it is recorded once as a CUDA graph, so that nobody is slow for Python's sake; ``started``
-is the way of running that gave finite weights.
+On a GPU it is recorded once as a CUDA graph, so that nobody is slow for Python's sake.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ class Many:
         self.weights = {k: v.detach().clone() for k, v in weights.items()}
         # One after the other on a GPU: convolutions of several networks would be grouped ones.
         self.in_turn = device.type == "cuda"
-        self.recorded, self.cudnn = self.in_turn, True
 
     def _loss(self, weights: Stack, x: Tensor, y: Tensor) -> Tensor:
         outputs = functional_call(self.network, weights, (x,))
@@ -56,25 +54,6 @@ class Many:
         stacked = [torch.stack(parts) for parts in zip(*found, strict=True)]
         return dict(zip(self.weights, stacked, strict=True)), torch.stack(losses).detach()
 
-    @property
-    def finite(self) -> bool:
-        """Whether all weights are."""
-        return all(bool(v.isfinite().all()) for v in self.weights.values())
-
-    def started(self, made: Callable[[], Update], batch: int) -> Callable[[], None]:
-        """A stepper of an update that is made anew for every way tried: recorded, then not."""
-        start = self.copy()
-        while True:
-            step = self.stepper(made(), batch)
-            for _ in range(20):
-                step()
-            if self.finite or not self.recorded:
-                return step
-            say("recorded steps gave weights that are not finite: one by one")
-            self.recorded = False
-            for k, v in self.weights.items():
-                v.copy_(start[k])
-
     def per_network(self, values: Tensor, like: Tensor) -> Tensor:
         """(network,) values against weights of (network, ...)."""
         return values.reshape(-1, *(1,) * (like.ndim - 1))
@@ -88,7 +67,7 @@ class Many:
             with torch.no_grad():
                 update(self.weights, g, losses)
 
-        if not self.recorded:
+        if not self.in_turn:
             return step
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -96,8 +75,6 @@ class Many:
             for _ in range(3):
                 step()
         torch.cuda.current_stream().wait_stream(side)
-        if not self.finite:
-            say("weights are not finite after three steps, before recording")
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):
@@ -115,22 +92,13 @@ class Many:
         return replay
 
     @torch.no_grad()
-    def predict(self, weights: Stack, x: Tensor, rows: int = 500) -> Tensor:
+    def predict(self, weights: Stack, x: Tensor, rows: int = 2000) -> Tensor:
         """Probabilities of every network: (network, n, ..., classes)."""
-        with torch.backends.cudnn.flags(enabled=self.cudnn):
-            found = torch.stack([
-                torch.cat([functional_call(self.network, own, (p,)).softmax(-1)
-                           for p in x.split(rows)])
-                for own in ({n: v.clone() for n, v in of(weights, k).items()}
-                            for k in range(self.count))
-            ])  # fmt: skip
-        fine = all(bool(v.isfinite().all()) for v in weights.values())
-        if self.cudnn and self.in_turn and fine and not bool(found.isfinite().all()):
-            say(f"finite weights, and {int((~found.isfinite()).sum())} of {found.numel()} "
-                "predictions are not: without cuDNN from here on")  # fmt: skip
-            self.cudnn = False
-            return self.predict(weights, x, rows)
-        return found
+        return torch.stack([
+            torch.cat([functional_call(self.network, of(weights, k), (p,)).softmax(-1)
+                       for p in x.split(rows)])
+            for k in range(self.count)
+        ])  # fmt: skip
 
     def copy(self) -> Stack:
         return {k: v.clone() for k, v in self.weights.items()}

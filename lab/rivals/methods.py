@@ -78,7 +78,7 @@ def trained(
 ) -> tuple[Stack, Tensor]:
     """Every network's weights where its held-out NLL was lowest, and that NLL."""
     x, y = problem.held_out
-    step = many.started(lambda: adamw(many), batch)
+    step = many.stepper(adamw(many), batch)
     best, kept = torch.full((many.count,), math.inf, device=x.device), many.copy()
     until, looks = share * clock.seconds, 0
     while (spent := clock.spent()) < until or not looks:

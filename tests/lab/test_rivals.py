@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -85,7 +83,7 @@ def test_the_last_tenth_is_held_out() -> None:
 
 
 def test_networks_one_after_the_other_have_the_same_gradients() -> None:
-    """As on a GPU; and steps whose weights are not finite are taken again another way."""
+    """As on a GPU."""
     problem = tiny()
     many = Many(lambda: problem.network(0.0), problem.learned, count=3, seed=0)
     rows = torch.arange(60).reshape(3, 20)
@@ -93,17 +91,6 @@ def test_networks_one_after_the_other_have_the_same_gradients() -> None:
     many.in_turn = True
     in_turn = many._gradients(many.x[rows], many.y[rows])
     torch.testing.assert_close(in_turn, at_once)
-    many.in_turn, tries = False, list[bool]()
-
-    def stepper(update: object, batch: int) -> Callable[[], None]:
-        tries.append(many.recorded)
-        worth = math.nan if many.recorded else 1.0
-        return lambda: [v.fill_(worth) for v in many.weights.values()] and None
-
-    many.recorded, many.stepper = True, stepper  # type: ignore[method-assign]
-    many.started(lambda: adamw(many), 4)
-    assert tries == [True, False]
-    assert many.finite
 
 
 def test_effective_samples_per_second_of_independent_draws() -> None:

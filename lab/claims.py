@@ -28,7 +28,6 @@ from lab.uci.data import TABLES
 from natural_langevin.recipe.settings import Settings
 from natural_langevin.run.problem import standard_units
 from natural_langevin.run.problem.problem import LOADER_ROWS
-from natural_langevin.tabular.crossvalidation import RHAT
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "evidence.md"
@@ -588,11 +587,11 @@ def decided() -> str:
         ("minibatch", f"1/{c.batch.part} of the data, {c.batch.fewest} to {c.batch.most} rows"),
         ("step size", f"{c.step_size.steepness:g} / λ, or less: minibatches may add "
          f"{c.step_size.heat:g} to the temperature"),
-        ("steps", f"until the chains agree, at {c.end.rows} rows and around them, by the R-hat and "
-         f"effective sample size of `diagnose`: {c.end.first_steps:,} steps at least, then parts "
-         f"{c.end.growth} times as long each, up to {c.length.unmixed * c.length.most:,} (tables "
-         f"{c.length.most:,}) or a budget of operations (tens of seconds on a CPU). Estimators and "
-         f"`train` end where R-hat at the rows is at most {RHAT}"),
+        ("steps", f"until the chains agree, at {c.end.rows} rows and around them, by the R-hat of "
+         f"`diagnose`, with {c.end.ess:g} effective draws of the worst: {c.end.first_steps:,} "
+         f"steps at least, then parts {c.end.growth} times as long each, up to "
+         f"{c.length.unmixed * c.length.most:,} (tables {c.length.most:,}) or a budget of "
+         "operations (tens of seconds on a CPU)"),
         ("burn-in", "a third of the steps"),
         ("draws", f"about {c.cost.most_draws} per chain, {c.cost.fewest_draws} at least if "
          "predicting with more would be slow"),

@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -57,7 +58,9 @@ def _short_end(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     if request.node.get_closest_marker("thorough") is None:
         from natural_langevin.recipe import open_settings
 
-        monkeypatch.setattr(open_settings, "DEFAULT", open_settings.for_tables())
+        usual = open_settings.DEFAULT
+        fewer = replace(usual, length=replace(usual.length, unmixed=1))
+        monkeypatch.setattr(open_settings, "DEFAULT", fewer)
 
 
 @pytest.fixture(autouse=True)

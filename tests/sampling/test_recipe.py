@@ -280,9 +280,10 @@ def test_chains_that_agree_are_told_from_those_that_do_not() -> None:
         chains=3, step_size=1e-6,
     ).sample((x, y), steps=60, burn_in=0, thin=1, progress=False)  # fmt: skip
     assert "R-hat is up to" in ending.too_short(slow, stream, USUAL.end)
-    for rhat, short in ((1.2, True), (math.inf, False)):  # where predictions are all that counts
-        rule = dataclasses.replace(USUAL.end, rhat=rhat)
-        assert bool(ending.too_short(slow, stream, rule)) == short
+    more = dataclasses.replace(USUAL.end, ess=math.inf)  # as many as ``diagnose`` asks for
+    few = sampler.sample((x, y), steps=400, burn_in=100, thin=1, progress=False)
+    assert "effective draws" in ending.too_short(few, stream, more)
+    assert ending.too_short(few, stream, USUAL.end) == ""
 
 
 def test_a_step_size_of_ones_own_needs_no_pilot(monkeypatch: pytest.MonkeyPatch) -> None:

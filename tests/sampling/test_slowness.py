@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import Langevin, Posterior, likelihoods, preconditioners, priors
+from natural_langevin.recipe import open_settings, run_length, slowness, step_size
 from natural_langevin.recipe import rules as recipe
-from natural_langevin.recipe import run_length, slowness, step_size
 from natural_langevin.recipe.curvature import steepest
 from natural_langevin.recipe.slowness import Pace, friction_of_network, quickest, spectrum
 from short_recipe import USUAL, changed
@@ -107,6 +107,13 @@ def test_a_run_that_cannot_be_long_enough_warns(caplog: pytest.LogCaptureFixture
     assert found.steps == USUAL.length.most
     assert "relaxes in 10000 steps" in caplog.text
     assert "600000 would be needed" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="natural_langevin"):  # nobody can mend it there
+        run_length.choose(
+            slow, open_settings.for_tables(), USUAL.cost.usual, steps=None, burn_in=None,
+            thin=None, work=1.0,
+        )  # fmt: skip
+    assert not caplog.text
 
 
 def test_all_eigenvalues_are_those_of_the_dense_matrix() -> None:

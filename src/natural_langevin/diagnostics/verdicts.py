@@ -146,21 +146,16 @@ class Diagnosis:
         """Everything that was followed along the draws."""
         return {PREDICTIONS: self.mixing} | self.beyond | self.parameters
 
-    def agree(self, rhat: float) -> bool:
-        """Whether chains predict alike at the inputs given, up to this R-hat."""
-        alike = self.rhat is not None and bool((self.rhat <= rhat).all())
-        return alike and not (self.noise is not None and self.noise.differs)
-
-    @property
-    def unmixed(self) -> str:
-        """Why the chains have not mixed, in short, and nothing where they have: of one chain, by
-        its effective draws alone."""
+    def unmixed(self, ess: float) -> str:
+        """Why the chains have not mixed, in short, and nothing where they agree with ``ess``
+        effective draws in all, or as many as so few draws can show; of one chain, by these
+        alone."""
         every, count = self.followed, sum(len(m.ess) for m in self.followed.values())
         apart = [m for m in every.values() if self._disagree(m, count)]
         if apart:
             return f"R-hat is up to {said(max(m.rhat.max() for m in apart))}"  # type: ignore[union-attr]
         least = min(float(m.ess.min()) for m in every.values())
-        if least < ess_limit(self.chains, self.draws, count):
+        if least < min(ess, ess_limit(self.chains, self.draws, count)):
             return f"there are as few as {least:.0f} effective draws"
         if self.noise is not None and self.noise.differs:
             return f"the chains have learned different noise levels, {self.noise}"

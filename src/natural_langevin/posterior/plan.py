@@ -25,7 +25,7 @@ from natural_langevin.posterior.units import Units
 
 #: Draws of every chain that are kept where nobody says how many.
 DRAWS = 200
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(frozen=True)
@@ -62,18 +62,17 @@ class EndRule:
     """The rule that ends a run whose length was not given (see ``run.ending``).
 
     The first part has a fraction 1 / ``first_part`` of the steps, at least ``first_steps``. The run
-    ends there if the chains agree and have enough effective draws, at ``rows`` of the inputs and
-    around them. Otherwise this part becomes burn-in, and a part ``growth`` times as long follows;
-    the last part has all remaining steps. ``remembered``: the number of batches that the metric of
-    one part counts for in the average of the next. ``rhat``: the limit below which chains agree, if
-    only predictions are needed; None: that of ``posterior.diagnose``."""
+    ends there if the chains agree and have ``ess`` effective draws in all, at ``rows`` of the
+    inputs and around them. Otherwise this part becomes burn-in, and a part ``growth`` times as long
+    follows; the last part has all remaining steps. ``remembered``: the number of batches that the
+    metric of one part counts for in the average of the next."""
 
     first_part: int
     first_steps: int
     growth: int
     rows: int
     remembered: int
-    rhat: float | None = None
+    ess: float
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ DEFAULT = Settings()
 
 
 def for_tables() -> Settings:
-    """The constants of tables, whose runs end sooner."""
-    return replace(DEFAULT, length=replace(DEFAULT.length, unmixed=1))
+    """The constants of tables, whose predictions gain nothing by the longest runs."""
+    return replace(DEFAULT, length=replace(DEFAULT.length, unmixed=1, warns=False))
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ where steps have no engine on a CPU: see ``cost``). Where the posterior of few w
 directions so slow that this is less than 60 of their relaxation times, it is run with less
 friction, and for these 60 (see ``slowness``). About 200 draws of every chain are kept, or as many
 as predictions can afford (see ``cost``). A quarter of the steps, as a run of its own, is all where
-its chains agree, at rows and around them, with enough effective draws (``run.ending``): what
-``posterior.diagnose`` asks. Otherwise it was burn-in, and three times as many begin where it ended,
+its chains agree, at rows and around them, with enough effective draws of what is worst
+(``run.ending``). Otherwise it was burn-in, and three times as many begin where it ended,
 with its metric at first; and so on until chains agree, or the steps that the operations allow are
 spent, of which the last part has most.
 Start. At the model where it has learned something, otherwise at weights N(0, 1/fan_in), different

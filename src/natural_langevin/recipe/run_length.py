@@ -60,7 +60,8 @@ def choose(
         if steps < wanted:
             reason = f"{wanted} would be usual: a step takes {work:.1g} operations"
         if choice.relaxation is not None and steps < wanted:
-            log.warning(
+            log.log(
+                logging.WARNING if length.warns else logging.INFO,
                 "the slowest direction relaxes in %.0f steps (curvatures in the metric from "
                 "%.2g to %.2g): %d steps are %.0f such times, and %d would be needed. %s",
                 choice.relaxation, choice.slowest, choice.curvature, steps,

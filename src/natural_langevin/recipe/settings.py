@@ -204,11 +204,13 @@ class Cost:
 class Length:
     """Steps of a run whose length is open: see ``run_length``."""
 
+    #: Whether the log warns that a run is too short for its slowest direction: that is for those
+    #: who chose the network, and can choose another metric. Tables are asked for predictions.
+    warns: bool = True
     fewest: int = 2_000
     most: int = 50_000
     #: So many times as many by the engine on a CPU, where chains do not agree: in the gap of a
     #: 1-20-1 network 50,000 steps leave 20 effective draws, 150,000 (5 s) sds within 5 % of NUTS's.
-    #: Tables have no more.
     unmixed: int = 3
     #: Where every step is a few milliseconds of operator calls, whatever the network's size.
     most_eager: int = 4_000
@@ -295,9 +297,12 @@ class Settings:
     cost: Cost = Cost()
     length: Length = Length()
     #: A quarter of a run of open length, and 2,000 steps, is all where its chains agree at 32 rows
-    #: and around them, with 50 effective draws each; parts three times as long follow, each of
-    #: which begins where the one before ended, until the steps that it may take are spent. A metric
-    #: counts for 25 batches in the part that follows.
-    end: EndRule = EndRule(first_part=4, first_steps=2_000, growth=3, rows=32, remembered=25)
+    #: and around them, with 50 effective draws in all of what is worst: means are known there to a
+    #: seventh of a deviation, and elsewhere to a twentieth. Parts three times as long follow, each
+    #: of which begins where the one before ended, until the steps that it may take are spent. A
+    #: metric counts for 25 batches in the part that follows.
+    end: EndRule = EndRule(
+        first_part=4, first_steps=2_000, growth=3, rows=32, remembered=25, ess=50.0
+    )
     search: Search = Search()
     time: Time = Time()

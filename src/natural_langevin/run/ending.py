@@ -11,8 +11,7 @@ from natural_langevin.posterior.posterior import Posterior
 
 def too_short(so_far: Posterior, stream: Stream, rule: EndRule) -> str:
     """Why a run is to be followed by another, or nothing: by what ``posterior.diagnose`` says of
-    its mixing at some rows and around them, or by R-hat alone where the rule has one."""
+    its mixing at some rows and around them."""
     x = stream.example()[0]
     rows = x[torch.linspace(0, len(x) - 1, min(rule.rows, len(x))).long()]
-    found = so_far.diagnose(rows)
-    return "" if rule.rhat is not None and found.agree(rule.rhat) else found.unmixed
+    return so_far.diagnose(rows).unmixed(rule.ess)

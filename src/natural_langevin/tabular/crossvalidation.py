@@ -46,9 +46,6 @@ FEW_FOLDS = 2
 AT_ONCE = 64
 #: The part of a run's usual length that folds have, its fewest steps, and draws of a chain.
 PART, FEWEST_STEPS, DRAWS = 4, 500, 25
-#: R-hat up to which the chains of a last run may differ: what that adds to the error of a mixture
-#: of four is a ninth of the posterior's variance, and four times the steps gained nothing by it.
-RHAT = 1.2
 #: Where a call has so many seconds: the part of them for the first plan, and when folds are over.
 PLANNING, COMPARING = 0.3, 0.45
 
@@ -167,8 +164,7 @@ class TableFit:
         all."""
         view, plan = trial.view, trial.plan
         if (end := plan.end) is not None:
-            rule = replace(end.rule, rhat=RHAT)
-            plan = replace(plan, end=replace(end, most=round(weight * end.most), rule=rule))
+            plan = replace(plan, end=replace(end, most=round(weight * end.most)))
         rows = self._repeated
         sampler = self._sampler(view, chains, len(rows))
         plan = replace(plan, draws=self.settings.draws)

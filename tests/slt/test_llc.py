@@ -173,6 +173,36 @@ def test_a_curve_is_every_checkpoints_own_coefficient() -> None:
         assert float(curve.loss[place]) == pytest.approx(float(own.loss(own.centre)), abs=1e-5)
     assert "+-" in str(curve)
     assert len(curve.plot().axes) == 2
+    last = curve.estimates[1]
+    assert last.rows == (0, 2, 4)  # the last checkpoint's chains come first
+    assert len(last.plot().axes[0].lines) == 3 + 1
+    few = (problem.x[:2], problem.y[:2])
+    own = slt.influence(last.posterior, few, few, chains=[0, 2, 4])
+    torch.testing.assert_close(slt.influence(last, few, few), own)
+
+
+def test_a_checkpoint_whose_chains_diverge_leaves_the_others() -> None:
+    problem = regression(n=60, d=2)
+    states = [problem.model.state_dict() for _ in range(2)]
+    states[0] = {k: torch.full_like(v, 1e25) for k, v in states[0].items()}
+    curve = slt.llc_curve(
+        states, problem.model, LIKELIHOOD, (problem.x, problem.y), steps=60, step_size=0.05
+    )
+    assert math.isnan(curve.value[0])
+    assert math.isfinite(curve.value[1])
+    assert "2 of 2 chains diverged" in str(curve.estimates[0])
+    assert "1 of 2 checkpoints: 2 of 2 chains diverged" in str(curve)
+
+
+def test_chains_that_refuse_every_proposal_have_not_moved() -> None:
+    problem = regression(n=60, d=2)
+    found = slt.llc(
+        problem.model, LIKELIHOOD, (problem.x, problem.y), steps=12, chains=2, batch_size=60,
+        dynamics=dynamics.Adjusted(steps=20, target_acceptance=0.01), step_size=1e6,
+    )  # fmt: skip
+    assert found.warnings == [
+        "2 of 2 chains never moved: use more steps and a longer burn_in."
+    ]  # fmt: skip
 
 
 def test_wbic_is_the_mean_loss_at_its_power() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,7 +67,11 @@ class Curve:
             + (f"  ({len(e.warnings)} warnings)" if e.warnings else "")
             for place, e in zip(self.places, self.estimates, strict=True)
         ]
-        return "\n".join(["  checkpoint  learning coefficient", *rows])
+        kinds = Counter(
+            re.split(r"[(:.]", w)[0].strip() for e in self.estimates for w in e.warnings
+        )
+        said = [f"{count} of {len(rows)} checkpoints: {kind}" for kind, count in kinds.items()]
+        return "\n".join(["  checkpoint  learning coefficient", *rows, *said])
 
     def plot(self) -> Any:
         """The coefficients and the loss along the checkpoints: a matplotlib figure."""
@@ -126,12 +132,8 @@ def llc_curve(
     def each(posterior: Posterior, draws: Draws, warmer: Draws | None) -> list[LearningCoefficient]:
         rows = [range(order.index(k), len(weights), len(own)) for k in range(len(own))]
         return [
-            summarised(
-                posterior, [c for c in of if c in draws.chains], base, baseline, draws,
-                warmer=warmer,
-            )
-            for of in rows
-        ]  # fmt: skip
+            summarised(posterior, list(of), base, baseline, draws, warmer=warmer) for of in rows
+        ]
 
     found = Draws.of(sampler, posterior, data)
     estimates = each(posterior, found, None)

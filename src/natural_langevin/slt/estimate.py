@@ -31,14 +31,15 @@ class LearningCoefficient:
     error over chains and draws, plus half of the minibatch correction (a quarter if a second run
     measured it).
 
-    ``chains``: the value of every healthy chain. ``trace``: n beta (L_n - L_n(w*)) of every draw,
-    (chain, draw), before the correction. ``sensitivity``: d value / d ln gamma. ``losses``: of
-    every datum, (chain, draw, n), if requested."""
+    ``rows``: its chains in ``posterior``. ``chains``: the value of every healthy one. ``trace``:
+    n beta (L_n - L_n(w*)) of every draw, (chain, draw), before the correction. ``sensitivity``:
+    d value / d ln gamma. ``losses``: of every datum, (chain, draw, n), if requested."""
 
     value: float
     error: float
     chains: Tensor
     posterior: Posterior = field(repr=False)
+    rows: tuple[int, ...]
     trace: Tensor = field(repr=False)
     num_data: float
     power: float
@@ -51,6 +52,11 @@ class LearningCoefficient:
     losses: Tensor | None = field(default=None, repr=False)
 
     @property
+    def healthy(self) -> list[int]:
+        """Those of ``rows`` that have not diverged."""
+        return [c for c in self.rows if c in self.posterior.healthy]
+
+    @property
     def rhat(self) -> float:
         """Rank-normalised split R-hat of the trace: 1 where chains have mixed."""
         return float(ranks.rhat(_numbers(self.trace))[0])
@@ -59,11 +65,16 @@ class LearningCoefficient:
     def warnings(self) -> list[str]:
         """Reasons to doubt the value, each with a remedy; empty if there is none."""
         found, size = [], max(abs(self.value), 1e-12)
-        lost = self.posterior.chains - len(self.posterior.healthy)
+        lost = len(self.rows) - len(self.healthy)
         if lost:
+            found.append(f"{lost} of {len(self.rows)} chains diverged: use a smaller step_size.")
+        stuck = int(((self.trace - self.trace[:, :1]).abs() < 1e-6).all(1).sum())
+        if stuck and self.trace.shape[1] > 1:
             found.append(
-                f"{lost} of {self.posterior.chains} chains diverged: use a smaller step_size."
+                f"{stuck} of {len(self.rows)} chains never moved: use more steps and a longer "
+                "burn_in."
             )
+            return found
         if self.value < 2 * self.error or bool((self.chains < 0).any()):
             found.append(
                 f"The loss at w* is not the lowest nearby (chains: {_round(self.chains)}): w* is "
@@ -113,7 +124,7 @@ class LearningCoefficient:
         """n beta (L_n - L_n(w*)) of every chain along its draws: a matplotlib figure."""
         found = new_figure()
         axes = found.subplots()
-        for chain, row in zip(self.posterior.healthy, self.trace.tolist(), strict=True):
+        for chain, row in zip(self.healthy, self.trace.tolist(), strict=True):
             axes.plot(row, linewidth=0.8, label=f"chain {chain}")
         axes.axhline(self.value, color="black", linewidth=1)
         axes.set_xlabel("draw")
@@ -125,6 +136,8 @@ class LearningCoefficient:
 def mean_and_error(trace: Tensor) -> tuple[float, float]:
     """The mean over (chain, draw), and its Monte-Carlo error: the larger of the one from the
     effective sample size and the one from the chains' means."""
+    if not len(trace):
+        return math.nan, math.nan
     values = _numbers(trace)
     error = float(ranks.error_of_mean(values)[0])
     if len(trace) > 1:

@@ -29,8 +29,10 @@ def influence(
     ``data`` and ``queries``: (x, y). ``chains``: the chains to use; None: all, if they have one
     target. Covariances are computed within chains.
     """
-    posterior = estimate.posterior if isinstance(estimate, LearningCoefficient) else estimate
-    wanted = posterior.chosen(chains)
+    if isinstance(estimate, LearningCoefficient):
+        chains = estimate.healthy if chains is None else chains
+        estimate = estimate.posterior
+    posterior, wanted = estimate, estimate.chosen(chains)
     beta = likelihood_powers(posterior.config, posterior.chains)[wanted]
     of_data, of_queries = (_centred_losses(posterior, rows, wanted) for rows in (data, queries))
     degrees = of_data.shape[1] - 1

@@ -113,11 +113,12 @@ def llc(
     sampler, posterior = first.sampler, first.posterior
     base = at_baseline(sampler, weights_of(model), data, baseline, posterior)
     base, draws_of = base.expand(posterior.chains), Draws.of(sampler, posterior, data)
-    found = summarised(posterior, posterior.healthy, base, baseline, draws_of)
+    every = list(range(posterior.chains))
+    found = summarised(posterior, every, base, baseline, draws_of)
     cooler = None if seconds else with_more_friction(first, [found], data, progress)
     if cooler is not None:
         second, posterior = Draws.of(sampler, cooler, data), cooler
-        found = summarised(cooler, cooler.healthy, base, baseline, second, warmer=draws_of)
+        found = summarised(cooler, every, base, baseline, second, warmer=draws_of)
     return replace(found, losses=_losses(sampler, posterior, data)) if keep_losses else found
 
 
@@ -242,7 +243,7 @@ def at_baseline(
         data, DESCENT_STEPS, batch_size=posterior.config["batch_size"], thin=DESCENT_STEPS,
         progress=False,
     )  # fmt: skip
-    return torch.minimum(own, losses.at_weights(descent, found.last, data))
+    return torch.fmin(own, losses.at_weights(descent, found.last, data))
 
 
 def with_more_friction(
@@ -251,8 +252,9 @@ def with_more_friction(
     """A second run from the end of this one, with ``COOLER`` times its friction, if the
     minibatches' heat is not small against the values. None if it is small, or if the user gave the
     friction."""
-    plan, heat = run.posterior.plan, sum(one.minibatch_bias for one in found)
-    if plan is None or plan.friction is None or heat <= HOT * abs(sum(one.value for one in found)):
+    plan, known = run.posterior.plan, [one for one in found if math.isfinite(one.value)]
+    heat, size = sum(one.minibatch_bias for one in known), sum(one.value for one in known)
+    if plan is None or plan.friction is None or heat <= HOT * abs(size):
         return None
     plan = replace(plan, friction=COOLER * plan.friction)
     return run.starting_at(run.posterior.last).sample(data, plan=plan, progress=progress)
@@ -269,7 +271,8 @@ class Draws(NamedTuple):
 
     def rows(self, chains: list[int]) -> Tensor:
         """The places of these chains among the healthy ones."""
-        return torch.tensor([self.chains.index(c) for c in chains if c in self.chains])
+        own = [self.chains.index(c) for c in chains if c in self.chains]
+        return torch.tensor(own, dtype=torch.long)
 
     @classmethod
     def of(cls, sampler: Langevin, posterior: Posterior, data: Any) -> Draws:
@@ -291,10 +294,8 @@ def summarised(
     *,
     warmer: Draws | None = None,
 ) -> LearningCoefficient:
-    """The estimate of some healthy ``chains``; ``base``: the loss at w* of all chains; ``draws``,
+    """The estimate of some ``chains``; ``base``: the loss at w* of all chains; ``draws``,
     ``warmer``: the draws of all healthy chains, and those of the run with less friction."""
-    if not chains:
-        raise ValueError("every chain diverged: give a smaller step_size, or a larger gamma")
     config, rows = posterior.config, draws.rows(chains)
     count = float(config["num_data"])
     beta = float(likelihood_powers(config, posterior.chains)[chains[0]])
@@ -319,6 +320,7 @@ def summarised(
         error=math.hypot(error, unsure * hot),
         chains=trace.mean(1) - hot,
         posterior=posterior,
+        rows=tuple(chains),
         trace=trace,
         num_data=count,
         power=beta,

@@ -581,7 +581,7 @@ def decided() -> str:
          f"{c.prior.folds} folds, refined by a parabola, below 1 only where 1 is "
          f"clearly behind; 1 below {c.prior.fewest_rows} rows; a "
          f"`DataLoader` lends {LOADER_ROWS:,} rows for it"),
-        ("start", "the model if it has learned something, else N(0, 1/fan-in) per chain; then a "
+        ("start", "the model if it is trained, else N(0, 1/fan-in) per chain; then a "
          f"descent of {rounds[0]} to {rounds[-1]:,} steps by minibatches of {c.descent.batch} rows "
          "or more"),
         ("minibatch", f"1/{c.batch.part} of the data, {c.batch.fewest} to {c.batch.most} rows"),

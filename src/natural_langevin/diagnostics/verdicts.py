@@ -404,7 +404,7 @@ class Diagnosis:
         if self.kinetic is None:
             lines.append(
                 "Effective temperature of a step: not measured in a run this short; "
-                "sampler.effective_temperature(data) measures it."
+                "Langevin.effective_temperature(data) measures it."
             )
         elif self.kinetic.temperature is not None:
             lines.append(_temperature("Effective temperature of a step", self.kinetic.temperature))

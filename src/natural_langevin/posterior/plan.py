@@ -250,9 +250,12 @@ class Plan:
         return shown(f"Plan by the recipe {self.recipe!r}: {self._in_short()}", self._rows())
 
     def _in_short(self) -> str:
-        several = len(self.lengths())
-        more = f", in up to {several} parts" if several > 1 else ""
-        return f"{self.steps} steps{more}, minibatches of {self.batch_size}"
+        (first, _, _), *more = self.lengths()
+        steps = f"{first} steps"
+        if more:
+            most = first + sum(part[0] for part in more)
+            steps = f"{first} steps, up to {most} until chains agree"
+        return f"{steps}, minibatches of {self.batch_size}"
 
     def _rows(self) -> list[tuple[str, str, str]]:
         """What, its value, and why; of prior, metric and dynamics their arguments if nothing."""

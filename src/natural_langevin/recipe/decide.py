@@ -236,7 +236,7 @@ def _by_recipe(
     begin, downhill, why = motion.start, False, "given"
     if begin == "auto":
         begin, downhill = starts.better(problem, (x, y), settings.start)
-        why = "the network has learned something" if begin == "model" else "it has learned nothing"
+        why = "the model is trained" if begin == "model" else "the model is untrained"
     if begin == "model" and problem.likelihood.own_parameter is not None:
         downhill = True  # the noise, at least, has learned nothing
     motion = replace(motion, start=begin)

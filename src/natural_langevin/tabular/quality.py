@@ -84,7 +84,9 @@ def diagnosis(posterior: Posterior, x: Tensor) -> dict[str, Any]:
         found = posterior.diagnose(x)
     except (ImportError, ValueError) as error:  # no ArviZ, or too few draws to say anything
         return {"summary": f"Not diagnosed: {error}.", "verdicts": []}
-    return {"summary": str(found).splitlines()[0], "verdicts": list(found.verdicts)}
+    chains = f"{found.chains} chains of {found.draws} draws"
+    summary = f"Convergence of {chains}, the view of largest weight:"
+    return {"summary": summary, "verdicts": list(found.verdicts)}
 
 
 def trace(posterior: Posterior) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Posterior: samples of a network's weights, and what can be asked of them.
+"""``Posterior``: samples of a network's weights, and their predictions.
 
 Imports data, likelihoods, priors, statistics, execution, metrics and diagnostics; distributed and
 up import it.

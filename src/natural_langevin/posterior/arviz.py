@@ -1,4 +1,4 @@
-"""A posterior as ArviZ has them: draws, what they predict, and how well, in groups.
+"""A posterior in ArviZ's groups: draws, predictions and log-likelihoods.
 
 * ``posterior``: one variable per parameter tensor, and ``prediction`` for inputs that are given
 * with data (x, y): ``log_likelihood`` ln p(y_n | x_n, theta) for ``arviz.loo`` and ``compare``;

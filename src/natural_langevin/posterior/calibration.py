@@ -1,25 +1,22 @@
-"""Calibration: what rows that chains have not learned from say of predictions.
+"""Calibration of predictions on held-out rows.
 
     classes    q(x) ~ m(x)^beta,                   m the mean probabilities of all networks
     numbers    p(y | x) = (1/M) sum_s sum_c w_c N(y; m(x) + a (f_s(x) - m(x)), c^2 sigma_s^2),
                m the mean of networks f_s, with sigma_s >= the least noise that N rows can tell
 
-beta (sharpness), a (spread) and w (weights of the noise's widths) are one idea: the mixture over
-networks is surer, or less sure, than it is right, and held-out rows say by how much. Each has a
-prior at "nothing changes", and stays there where rows gain too little by another value. Draws know
-nothing of any of them; ``Langevin(calibrate=False)`` leaves them out of a run, and
-``posterior.predict(x, calibrated=False)`` out of a prediction. How beta is applied to every network
-is in ``sharpening``.
+beta (sharpness), a (spread) and w (weights of the noise's widths) have one purpose: the mixture
+over networks is over- or underconfident, and held-out rows measure by how much. Each has a prior at
+"no change", and stays there if another value gains too little. The draws are not affected;
+``Langevin(calibrate=False)`` leaves calibration out of a run, and ``posterior.predict(x,
+calibrated=False)`` out of a prediction. How beta is applied to every network is in ``sharpening``.
 
 Sharpness
 ---------
 beta is that of the lowest -sum ln q(y) + (ln beta)^2 / (2 deviation^2) over held-out labels.
 
-Widths
-------
-A Gaussian likelihood whose noise is learned has one size of it, the root mean square of all
-residuals: a few large ones make most predictions too wide, and those few are still a surprise. The
-prediction is therefore a mixture over networks s and widths c,
+Widths ------ A Gaussian likelihood whose noise is learned has one size of it, the root mean square
+of all residuals: a few large ones make most predictions too wide, and are still badly predicted.
+The prediction is therefore a mixture over networks s and widths c,
 
     p(y | x) = (1/M) sum_s sum_c w_c N(y; f_s(x), c^2 sigma_s^2),
 
@@ -29,13 +26,13 @@ whose weights w are those of the highest
 
 found by EM (``metrics.stacking_weights``). ``p_c(y_n | ..., others)`` is of networks that have not
 learned from row n: draws of the posterior weighed by r_s ~ 1 / p(y_n | x_n, theta_s), each at most
-sqrt(M) times their mean (truncated importance sampling, Ionides 2008). In the sample itself,
-weights of narrow widths would be paid for by rows that were fitted closely.
+sqrt(M) times their mean (truncated importance sampling, Ionides 2008). Without leaving rows out,
+narrow widths would be favoured by rows that were fitted closely.
 
-Fewer than ``FEWEST_ROWS`` rows cannot say that. They do not even say how large the noise is: a
-network that happens to come close to all of them has learned next to none. There the weights are
-those by which noise of an uncertain width is Student's, of ``FREEDOM`` degrees for every row: a row
-that lies far out is then unlikely, and no longer impossible.
+Fewer than ``FEWEST_ROWS`` rows are not enough for that, nor for the size of the noise: a network
+that fits all of them closely has learned almost none. Then the weights are those that make the
+noise Student's t, with ``FREEDOM`` degrees of freedom per row: an outlier is then unlikely, but not
+impossible.
 
 Every network gets one of the widths, so that of all networks a part w_c has the width c.
 
@@ -59,8 +56,7 @@ With sigma the noise of the run, and sigma_0 theirs, the run's spread is
 
     a^phi,      phi = max(0, 1 - sigma^2 / sigma_0^2),
 
-all of it where nothing is left of the noise, and 1 where it is as large as before: then it is noise
-indeed.
+a if no noise is left, and 1 if it is as large as before: then it is real noise.
 
 The trained network
 -------------------

@@ -1,9 +1,9 @@
-"""Chain shards: which chains of a posterior are here, and everything that concerns the others.
+"""Chain shards: the chains of a posterior in this process, and access to the others.
 
-Chains are known by their number in the run; those that a process holds are rows of its
-``samples``, ``mean`` and ``last``, in the same order. With several processes every method is called
-by all of them, in the same order, and gives all the same answer: predictions, function values and
-single networks that were asked for travel, all parameters never come together at one process.
+Chains are known by their number in the run; those that a process holds are rows of its ``samples``,
+``mean`` and ``last``, in the same order. With several processes every method is called by all of
+them, in the same order, and gives all the same answer: predictions, function values and single
+networks are exchanged; one process never holds all parameters.
 """
 
 from __future__ import annotations

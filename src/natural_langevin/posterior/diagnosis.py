@@ -1,4 +1,4 @@
-"""What a diagnosis needs of a posterior: numbers along the draws, temperatures, another run.
+"""The inputs of a diagnosis: quantities along the draws, temperatures, another run.
 
 Everything that is followed is a function of a draw: the network's outputs at inputs given and at
 probes around them (of classes, their probabilities, since logits have one number too many), and

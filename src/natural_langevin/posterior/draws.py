@@ -1,4 +1,4 @@
-"""The draws that a run has kept, as tensors and as networks: what a posterior is made of."""
+"""The draws that a run has kept, as tensors and as networks."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Draws:
     @property
     def sample_mean(self) -> Params:
         """The mean over every chain's kept draws, {name: (chain, *shape)}: the estimate of the
-        posterior's mean. It has less variance than ``mean``, which averages late iterates alone."""
+        posterior's mean. It has less variance than ``mean``, which averages only late iterates."""
         like = self.last
         return {k: s.double().mean(1).to(like[k]) for k, s in self.samples.items()}
 

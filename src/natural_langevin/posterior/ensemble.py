@@ -1,4 +1,4 @@
-"""What the networks of a posterior say of inputs, averaged a few networks and inputs at a time."""
+"""Predictions averaged over the networks of a posterior, a few networks and inputs at a time."""
 
 from __future__ import annotations
 

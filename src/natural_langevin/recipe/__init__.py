@@ -1,4 +1,4 @@
-"""The recipe: decides everything about a run that was left open, by short runs on the data.
+"""The recipe: chooses every option of a run that was not given, by short runs on the data.
 
 Imports everything below it; langevin and up import it.
 """

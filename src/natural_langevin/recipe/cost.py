@@ -1,13 +1,13 @@
-"""What a step costs, counted and not timed: two runs of one seed must choose the same lengths.
+"""The cost of a step, counted and not timed: two runs of one seed must choose the same lengths.
 
 A forward pass takes M multiply-adds per sample; a step of all chains about 6 M B floating-point
 operations per chain (forward, and twice that backward, two operations each). A chain of linear
 layers has M = its number of weights; convolutions and attention use every weight many times.
 
-On a CPU, chains of linear layers, convolutions and pools have an engine of their own, which
-reaches some 10^10 operations per second and core; other networks have none, and torch a few 10^9.
-What they may take by themselves is a ``settings.Budget``, of some tens of seconds. Where it leaves
-fewer steps than the recipe would take, the log says so.
+On a CPU, chains of linear layers, convolutions and pools have a native engine, which reaches some
+10^10 operations per second and core; other networks use torch, which reaches a few 10^9. A default
+run is limited by a ``settings.Budget`` of some tens of seconds. If it allows fewer steps than the
+recipe wants, this is logged.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Costs(NamedTuple):
         return int(self.budget.work / (steps * chains * self.per_sample))
 
     def fewest_steps(self, num_data: float, batch: int, chains: int) -> int:
-        """Steps that a run of open length has, whatever they cost."""
+        """The least number of steps of a run whose length was not given, whatever they cost."""
         limits = self.settings.cost
         epochs = limits.epochs * num_data / batch
         most = limits.most_budgets * self.budget.work / (self.per_sample * batch * chains)
         return max(self.budget.fewest, int(min(epochs, most)))
 
     def draws(self, chains: int) -> int:
-        """Of every chain, as many as predictions can afford."""
+        """Draws per chain: as many as predictions can afford."""
         limits = self.settings.cost
         work = 2 * self.multiplications * limits.predicted * chains
         affordable = self.budget.predictions / work
@@ -73,8 +73,8 @@ class Costs(NamedTuple):
 def of_problem(problem: Problem, x: Tensor, settings: Settings) -> Costs:
     """Of a problem with inputs like ``x``.
 
-    A model of few numbers, whose curvatures are measured, may take its time, unless it is a
-    network with layers that use them many times: such a model is asked for its posterior."""
+    A model of few weights, whose curvatures are measured, has no such limit, unless its layers use
+    weights many times: its posterior itself is of interest."""
     network, weights, known = problem.network, problem.weights, settings.cost
     if problem.device.type != "cpu":
         budget = known.gpu_places if work.reuses(network.model) else known.gpu

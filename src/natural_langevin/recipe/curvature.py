@@ -1,11 +1,11 @@
-"""The steepest direction of the posterior, in the metric: what limits the step size.
+"""The largest curvature of the posterior in the metric, which limits the step size.
 
 U = (1/N) times the negative log posterior has the Hessian H; in the coordinates in which a step's
 noise is white, theta = A z with C = A A^T, it is A^T H A. Its largest eigenvalue lambda is found by
 Lanczos iteration on Hessian-vector products (one graph of the gradient, differentiated again), on
-some of the data. A metric that held all of H would have lambda = 1; the cheap ones leave out
-correlations, and lambda is then 10 to 1,000. Integrators with momentum are stable while
-eta lambda < 4, and their bias in that direction falls with (eta lambda)^2.
+some of the data. A metric equal to H would have lambda = 1; cheap metrics leave out correlations,
+and lambda is then 10 to 1,000. Integrators with momentum are stable while eta lambda < 4, and their
+bias in that direction falls with (eta lambda)^2.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def curvature_products(
 ) -> Callable[[Params], Params]:
     """z -> A^T H A z, for every chain its own.
 
-    Chains are independent, so one product serves all of them: the Hessian of the sum of their
-    energies has a block for each."""
+    One product is enough for all chains: the Hessian of the sum of their energies is block
+    diagonal."""
     x, y = data
     network, likelihood = dynamics.gradients.network, dynamics.gradients.likelihood
     factor = dynamics.factor(state.metric, state.params, num_data)

@@ -1,11 +1,10 @@
-"""Deciding a run: what a user leaves open of it is filled here, by the recipe, and becomes a Plan.
+"""``decide``: chooses everything that the user did not give, by the recipe, and returns a Plan.
 
     decide(motion, given, asked, settings) -> Plan           follow(motion, plan) -> Motion
 
-``motion`` has the problem with its data; ``given`` is what the sampler was made with, ``asked``
-what its method ``sample`` was called with, ``settings`` has the constants. The search runs a pilot
-for the step size and, where the prior is open, trials of its scale on held-out rows; nothing else
-is run.
+``motion`` holds the problem with its data; ``given`` are the sampler's arguments, ``asked`` those
+of ``sample``, ``settings`` the constants. The search runs a pilot for the step size and, if no
+prior was given, trials of its scale on held-out rows; nothing else is run.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ log = logging.getLogger("natural_langevin")
 
 @dataclass(frozen=True)
 class Asked:
-    """What ``sample`` was asked for; None is left open."""
+    """The arguments of ``sample``; None: not given."""
 
     steps: int | None = None
     seconds: float | None = None
@@ -80,8 +79,7 @@ def decide(
 
 
 def follow(motion: Motion, plan: Plan) -> Motion:
-    """The motion that a plan asks for: with its chains, its start, its friction and its prior's
-    scale."""
+    """The motion of a plan: with its chains, start, friction and prior scale."""
     found = motion if motion.start == plan.start else replace(motion, start=plan.start)
     if plan.chains is not None:
         found = found.on(found.problem.with_chains(plan.chains))
@@ -95,8 +93,8 @@ def follow(motion: Motion, plan: Plan) -> Motion:
 
 
 def adopted(motion: Motion, given: Given, plan: Plan, asked: Asked) -> Plan:
-    """A plan that somebody made beforehand, with what is asked for beside it; refused where it was
-    made for another metric or other dynamics."""
+    """A plan made beforehand, changed by the arguments given beside it; refused if it was made for
+    another metric or other dynamics."""
     here = described(motion, given)
     for name in ("recipe", "metric", "dynamics"):
         theirs, ours = getattr(plan, name), getattr(here, name)
@@ -109,8 +107,8 @@ def adopted(motion: Motion, given: Given, plan: Plan, asked: Asked) -> Plan:
 
 
 def is_of(plan: Plan, given: Given) -> bool:
-    """Whether a plan leaves to the sampler what it was given, and decides what it was not. One that
-    does not is of another run, which a checkpoint says better."""
+    """Whether a plan chooses exactly what the sampler was not given. Otherwise it belongs to
+    another run, which a checkpoint reports better."""
     scale, size = plan.prior_scale is not None, plan.step_size is not None
     return plan.recipe == given.recipe and scale == given.scale_open and size == given.auto
 
@@ -118,8 +116,8 @@ def is_of(plan: Plan, given: Given) -> bool:
 def resumed(
     motion: Motion, given: Given, plan: Plan, asked: Asked, *, phase: int, steps: int
 ) -> Plan:
-    """The plan of a run to go on with, which keeps what was chosen for it; with more steps than the
-    ``steps`` of the ``phase`` that it is in, this phase is extended."""
+    """The plan of a resumed run, which keeps its choices; if more steps are asked for than the
+    current ``phase`` has, the phase is extended."""
     if asked.steps is not None and asked.steps >= steps:
         extended = plan.extended if asked.steps == steps else (phase, asked.steps)
         kept = resumed(motion, given, plan, replace(asked, steps=None), phase=phase, steps=steps)
@@ -137,7 +135,7 @@ def resumed(
 
 
 def _with(plan: Plan, asked: Asked) -> Plan:
-    """The plan, with what is asked for in the place of what it has."""
+    """The plan with the given arguments in place of its own."""
     check_given(
         steps=asked.steps, burn_in=asked.burn_in, thin=asked.thin, batch_size=asked.batch_size
     )
@@ -146,7 +144,7 @@ def _with(plan: Plan, asked: Asked) -> Plan:
 
 
 def described(motion: Motion, given: Given) -> Plan:
-    """A plan of nothing yet, that says which prior, metric and integrator it is for."""
+    """An empty plan, which names prior, metric and integrator."""
     priors = {stable_repr(p) for p in motion.problem.prior.values()}
     return Plan(
         recipe=given.recipe,
@@ -162,7 +160,7 @@ def described(motion: Motion, given: Given) -> Plan:
 def _by_paper(
     motion: Motion, given: Given, asked: Asked, settings: Settings, limit: TimeLimit
 ) -> Plan:
-    """Of a sampler that has a step size or dynamics of the user's own."""
+    """The plan of a sampler with a given step size or dynamics."""
     batch_size = preparation.open_batch(motion) if asked.batch_size is None else asked.batch_size
     batch_size, steps = whole_number("batch_size", batch_size), asked.steps
     if steps is None and asked.seconds is not None and asked.until is None:
@@ -191,7 +189,7 @@ def _by_paper(
 
 
 def _given_plan(motion: Motion, given: Given, asked: Asked) -> Plan:
-    """A plan of ``asked.steps`` steps in which nothing is left open but the step size."""
+    """A plan of ``asked.steps`` steps in which only the step size is not given."""
     batch_size = preparation.open_batch(motion) if asked.batch_size is None else asked.batch_size
     return replace(
         described(motion, given),
@@ -223,7 +221,7 @@ def searched(
 def _by_recipe(
     motion: Motion, given: Given, asked: Asked, settings: Settings, limit: TimeLimit
 ) -> Plan:
-    """Batch size, start, prior's scale, step size and length, where they are open."""
+    """Chooses batch size, start, prior's scale, step size and length, if they were not given."""
     problem, batch_size, until = motion.problem, asked.batch_size, parse(asked.until) is not None
     # For its checks: whatever is wrong with the data is said before anything else is done.
     preparation.engine(
@@ -288,12 +286,12 @@ def _by_recipe(
 
 
 def _with_step_size(choice: recipe.Choice, given: Given) -> recipe.Choice:
-    """The same with a step size of the user's own, whose largest value decides about lengths."""
+    """The same with a given step size, whose largest value determines the length."""
     return dataclasses.replace(choice, step_size=_largest(given), reason="given")
 
 
 def _largest(given: Given) -> float:
-    """The largest value of a step size of the user's own."""
+    """The largest value of a given step size."""
     size = known_step_size(given.step_size)
     return float(torch.as_tensor(size(0) if callable(size) else size).max())
 
@@ -314,8 +312,8 @@ def _chosen(
     rows: tuple[Tensor, Tensor],
     num_data: float,
 ) -> recipe.Choice:
-    """The step size, with the prior's scale where that is open. A DataLoader lends rows to choose
-    the scale by; the step size follows from the number of all."""
+    """The step size, and the prior's scale if it was not given. With a DataLoader some of its rows
+    are used to choose the scale; the step size follows from the number of all rows."""
     choice, motion, data = None, search.motion, search.motion.problem.data
     lent = isinstance(data, DataLoader | SharedBatches)
     if given.scale_open and (lent or motion.problem.in_memory):
@@ -347,8 +345,8 @@ def _within(
     motion: Motion, plan: Plan, choice: recipe.Choice, seconds: float, costs: cost.Costs,
     limit: TimeLimit, *, chains_open: bool,
 ) -> tuple[Plan, int]:  # fmt: skip
-    """How many steps there is time for; and the plan, with more chains where that is more than
-    chains gain by."""
+    """The number of steps that there is time for, and the plan, with more chains if more steps
+    would not help."""
 
     def steps_of(plan: Plan) -> int:
         return pace.steps_within(
@@ -379,9 +377,9 @@ def _length(
     ends: bool,
     until: bool,
 ) -> run_length.Length:
-    """How long the run is. ``affordable``: steps that there is time for, where time decides;
-    ``ends``: the clock ends it. ``until``: a target may end it; ``steps`` is then the most it may
-    take, and burn-in and thinning are those of a run of the usual length."""
+    """The length of the run. ``affordable``: steps that there is time for, if time is limited;
+    ``ends``: whether the clock ends it. ``until``: a target may end it; ``steps`` is then the most
+    it may take, and burn-in and thinning are those of a run of the usual length."""
     problem, steps = motion.problem, asked.steps if affordable is None else affordable
     if affordable is not None and ends:  # burn-in and thinning are those of the steps expected
         _, burn_in, thin = plan.usual(affordable, asked.burn_in, asked.thin)

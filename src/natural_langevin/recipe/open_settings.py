@@ -1,10 +1,10 @@
-"""What a sampler's arguments leave open, and which recipe fills it.
+"""The arguments that a sampler was not given, and the recipe that chooses them.
 
-"auto": everything open is chosen for the data (``rules``): dynamics, metric, prior by fan-in with
-its scale chosen on held-out rows, start, step size, and the length of a run. "paper": Algorithm 1,
-``dynamics.Overdamped()``, with QDOP, the prior N(0, 0.1), starting at the model, every iterate
-kept; the step size, where it is open, by the search of ``choose_step_size``. Where nobody says
-which, it is "paper" with a step size or dynamics of one's own, and "auto" otherwise.
+"auto": everything that is not given is chosen for the data (``rules``): dynamics, metric, prior by
+fan-in with its scale chosen on held-out rows, start, step size, and the length of a run. "paper":
+Algorithm 1, ``dynamics.Overdamped()``, with QDOP, the prior N(0, 0.1), starting at the model, every
+iterate kept; the step size, if not given, by the search of ``choose_step_size``. By default it is
+"paper" with a given step size or dynamics, and "auto" otherwise.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def for_tables() -> Settings:
 
 @dataclass(frozen=True)
 class Given:
-    """Nothing open but the step size where ``auto``, and the prior's scale where ``scale_open``.
-    ``by_recipe``: whether the recipe's own dynamics run, by its start and its length;
-    ``chains_open``: with as many chains as it likes."""
+    """Complete arguments; the step size is still to be chosen if ``auto``, the prior's scale if
+    ``scale_open``. ``by_recipe``: whether the recipe's dynamics, start and length are used;
+    ``chains_open``: whether it may choose the number of chains."""
 
     prior: priors.PriorLike
     preconditioner: preconditioners.Preconditioner

@@ -1,4 +1,4 @@
-"""How long steps take, by a few that are thrown away: what ``seconds`` allows."""
+"""The time of a step, measured on a few steps that are discarded, for ``seconds``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def steps_within(
     downhill: bool,
     limit: TimeLimit,
 ) -> int:
-    """How many steps fit into what is left of ``seconds``."""
+    """The number of steps that fit into the remaining ``seconds``."""
     problem = motion.problem
     pace, way = of_steps(motion, batch_size, step_size, rule)
     left = limit.left_for_steps(seconds, problem.chains.count if downhill else 0)
@@ -55,7 +55,7 @@ def of_trial(
     trial: Trial, scales: int, pace: tuple[float, str], settings: Settings, *, costly: bool
 ) -> float:
     """Seconds of a trial with its descent, by the ``pace`` of steps of one chain for every scale.
-    Chains cost what one does where arithmetic is what is paid for."""
+    Chains are priced one by one where arithmetic dominates."""
     lines, (seconds, way) = trial.folds * trial.chains, pace
 
     def times(chains: float) -> float:

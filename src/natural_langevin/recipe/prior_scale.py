@@ -2,11 +2,10 @@
 
 Weights have the prior N(0, s gain^2 / fan_in). Every scale s runs on every fold's training rows,
 and is scored by -ln of its predictive density on the rows held out, averaged over the draws of the
-run's second half. Where another scale is not clearly behind the best, these run on as long again,
-and are scored anew. Chosen is the scale of the lowest score, between those that were tried. Of
-classes, the same rows then say how much sharper the mixture of the best scale's chains should be
-(see ``posterior.calibration``), of numbers with learned noise how far the networks should be from
-their mean.
+run's second half. If other scales are not clearly worse than the best, these continue for as long
+again and are scored once more. The scale of the lowest score is chosen, by interpolation between
+those tried. The same rows then calibrate the predictions (see ``posterior.calibration``): the
+sharpness for classes, the spread of the networks for numbers with learned noise.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ def folds(count: int, seed: int, chains: int, used: int, scales: int, rule: Prio
 
 def bounded(scores: Tensor, rule: PriorTrial) -> Tensor:
     """-ln density (scale, row) of rows held out, each at most ``most_above`` nats above the median
-    of all: a few outliers, which no network predicts, would otherwise choose a prior under which
-    none predicts anything. A row of which nothing is known (NaN) counts as such an outlier. A scale
-    with an infinite entry, whose chains were lost, is infinite altogether."""
+    of all: otherwise a few outliers, which no network predicts, would select a prior under which
+    none predicts anything. A NaN counts as such an outlier. A scale with an infinite entry, whose
+    chains diverged, is infinite."""
     known, lost = scores.isfinite(), scores.isinf()
     if not bool(known.any()):
         return torch.full_like(scores, math.inf)
@@ -60,7 +59,7 @@ def means(scores: Tensor, rule: PriorTrial) -> list[float]:
 
 
 def near(scores: Tensor, rule: PriorTrial) -> list[int]:
-    """The scales that are not clearly behind the best, by the same rows."""
+    """The scales that are not clearly worse than the best, on the same rows."""
     each = bounded(scores, rule)
     behind = each - each[each.mean(1).argmin()]
     error = behind.std(1) / each.shape[1] ** 0.5

@@ -28,8 +28,8 @@ log = logging.getLogger("natural_langevin")
 
 
 class Search(NamedTuple):
-    """What a trial of scales starts from: the run's own motion, whether its chains go downhill at
-    first, what steps cost, and how much time there is."""
+    """The setting of a trial of scales: the run's motion, whether its chains descend first, the
+    cost of steps, and the time limit."""
 
     motion: Motion
     downhill: bool
@@ -99,9 +99,8 @@ class Compared(NamedTuple):
 
 
 def choose(search: Search, data: tuple[Tensor, Tensor]) -> recipe.Choice | None:
-    """The prior's scale by held-out rows, and the step size that goes with it: a wide prior leaves
-    more to the data, and its posterior is steeper in the metric. None where there are too few rows,
-    or it costs too much.
+    """The prior's scale by held-out rows, and the step size for it: with a wide prior the posterior
+    is steeper in the metric. None if there are too few rows, or it costs too much.
 
     The chains of several processes all have the same prior: each process chooses alone."""
     settings = search.costs.settings
@@ -129,8 +128,8 @@ def choose(search: Search, data: tuple[Tensor, Tensor]) -> recipe.Choice | None:
 
 
 def _scores(runs: list[Compared], rule: PriorTrial) -> dict[float, float]:
-    """Mean held-out -ln density of every scale, those of a later round in the place of former ones.
-    A scale that ended before is taken to have gained as much as the best of those did."""
+    """Mean held-out -ln density of every scale, those of a later round replace earlier ones. A
+    scale that was dropped before is assumed to have gained as much as the best of the others."""
     scores: dict[float, float] = {}
     for one in runs:
         found = dict(zip(one.scales, prior_scale.means(one.nll, rule), strict=True))
@@ -142,8 +141,8 @@ def _scores(runs: list[Compared], rule: PriorTrial) -> dict[float, float]:
 
 
 def _compare(search: Search, data: tuple[Tensor, Tensor]) -> list[Compared]:
-    """A pilot for every scale, and then a trial of all, in rounds; none where it costs too much, or
-    nothing came of it."""
+    """A pilot for every scale, then a trial of all, in rounds; None if it costs too much or
+    fails."""
     costs, batch_size, limit = search.costs, search.batch_size, search.limit
     settings, rule = costs.settings, costs.settings.prior
     scales = rule.scales

@@ -1,6 +1,6 @@
-"""How long a run is whose length was left open, and whether another follows it.
+"""The length of a run for which none was given, and whether another part follows.
 
-``rules`` says in words which lengths these are, ``settings`` has the numbers.
+``rules`` describes the lengths, ``settings`` has the numbers.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ log = logging.getLogger("natural_langevin")
 
 
 class Length(NamedTuple):
-    """How long a run is, and what of it is kept (None: as usual); where its length was open, when
-    it ends."""
+    """The length of a run and its kept draws (None: as usual); and the rule that ends it, if no
+    length was given."""
 
     steps: int
     burn_in: int | None
@@ -38,8 +38,8 @@ def choose(
     work: float,
     fewest: int | None = None,
 ) -> Length:
-    """What the user leaves open of a run's length; ``work``: operations of one step, ``fewest``:
-    steps that it has whatever they cost (None: the budget's)."""
+    """Chooses the length where it was not given; ``work``: operations of one step, ``fewest``: the
+    least number of steps (None: the budget's)."""
     end, reason, relaxations = None, "given", settings.step_size.relaxations
     length = settings.length
     if steps is None:
@@ -77,8 +77,8 @@ def choose(
 
 
 def _remedy(choice: Choice) -> str:
-    """What makes a slow direction quicker: where curvatures are alike, it is the noise of
-    minibatches that allows small steps alone."""
+    """The remedy for a slow direction: if curvatures are similar, minibatch noise limits the step
+    size."""
     if choice.slowest is not None and (choice.curvature or 0.0) < 10 * choice.slowest:
         return (
             "The noise of minibatches allows no larger steps: larger minibatches (batch_size=), or "
@@ -92,7 +92,7 @@ def _remedy(choice: Choice) -> str:
 
 
 def usual_steps(step_size: float, way: str, settings: Settings, budget: Budget) -> int:
-    """By the directions that only the prior sees, at the usual friction."""
+    """Steps by the directions that only the prior determines, at the usual friction."""
     length = settings.length
     usual = budget.relaxations * settings.step_size.friction / step_size
     wanted = math.ceil(usual / 100) * 100

@@ -2,8 +2,8 @@
 
     Langevin(model, likelihood, recipe=replace(Settings(), metric=Metric(few_weights=0)))
 
-is the recipe with another constant. What a run itself needs of them travels in its ``Plan``
-(``Descent``, ``EndRule``); ``rules`` says in words what is made of them.
+is the recipe with another constant. Those that a run needs are stored in its ``Plan`` (``Descent``,
+``EndRule``); ``rules`` explains how they are used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from natural_langevin.run.problem.starts import Fitted
 
 @dataclass(frozen=True)
 class Metric:
-    """Which metric, where it is open."""
+    """The default metric."""
 
     #: Up to here a dense matrix costs no more than a diagonal one: operator calls are what is paid
     #: for, and correlated inputs slow a diagonal metric down.
@@ -74,7 +74,7 @@ class StepSize:
 
 @dataclass(frozen=True)
 class Pilot:
-    """The short run by whose end curvature and heat are measured."""
+    """The short run at whose end curvature and heat are measured."""
 
     chains: int = 2
     #: Curvature is measured after each, and decides the step size up to the next.
@@ -95,8 +95,8 @@ class Pilot:
 
 @dataclass(frozen=True)
 class Trial:
-    """How long a scale is tried, with how many chains on every fold: a wide prior has more
-    solutions than one chain finds, and the run that follows has several."""
+    """Length and number of chains of a trial: a wide prior has more solutions than one chain finds,
+    and the run that follows has several chains."""
 
     steps: int
     chains: int
@@ -165,7 +165,7 @@ class Sharpness:
 
 @dataclass(frozen=True)
 class Budget:
-    """What a run of open length may cost."""
+    """The limit of a run whose length was not given."""
 
     work: float  # operations of all its steps
     fewest: int  # steps that it has whatever they cost
@@ -178,7 +178,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Cost:
-    """What runs may cost: some tens of seconds. See ``cost``."""
+    """Limits of runs: some tens of seconds. See ``cost``."""
 
     #: Linear layers with an engine, or models of few numbers: 10^10 operations per second and core.
     usual: Budget = Budget(2e11, 2_000, 150, 1.2e11, 1.5e11, spares=False)
@@ -202,7 +202,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Length:
-    """Steps of a run whose length is open: see ``run_length``."""
+    """Steps of a run whose length was not given: see ``run_length``."""
 
     #: Whether the log warns that a run is too short for its slowest direction: that is for those
     #: who chose the network, and can choose another metric. Tables are asked for predictions.
@@ -269,7 +269,7 @@ class Time:
 
 @dataclass(frozen=True)
 class Settings:
-    """Every constant by which what a user leaves open is decided."""
+    """Every constant of the recipe."""
 
     #: A network has learned something where shuffled inputs, or random weights, raise its loss by
     #: this part; on so many rows, against the median of so many random starts.

@@ -10,10 +10,10 @@ with a friction of 0.1, tau is then in proportion to the condition number kappa 
 a = 2 sqrt(eta k) the slowest direction is damped critically, and tau = 1 / sqrt(eta k) is in
 proportion to sqrt(kappa).
 
-Less friction leaves more of the minibatches' noise in the chain. Of m = N / B minibatches an epoch
-visits every row once, so that their errors add up to zero, or to what the rows that an epoch drops
-make of it. Filtered by momentum they heat the direction of curvature k, where gradients of single
-rows have the variance k as in a model that fits, by
+Less friction leaves more of the minibatches' noise in the chain. The m = N / B minibatches of an
+epoch visit every row once, so that their errors add up to zero, except for dropped rows. Filtered
+by momentum they heat the direction of curvature k, where gradients of single rows have the variance
+k as in a model that fits, by
 
     heat = eta k (m - 1) / (2 a) * min(1, eta k m (m + 1) / 12 + dropped / (N - B)),
 
@@ -21,17 +21,16 @@ the first factor for independent minibatches, the second for epochs (simulated: 
 it at m = 4, below it at m = 20). It is kept below ``mean_heat`` in the mean over all directions,
 and below ``most_heat`` in the steepest (``settings.StepSize`` has these and the names below).
 
-Asked for are the eigenvalues of the posterior's curvature in the metric, which are measured up to
-``most_weights`` weights and mean something where all of them are positive. A network's are not, and
-its slowest direction is unknown. But in a Fisher metric, damped by the prior, what only the prior
-sees has the curvature 1, and the directions that the metric's missing correlations make slow are
-below it. Its friction is that which damps the curvature ``damped`` critically,
+This needs the eigenvalues of the posterior's curvature in the metric, which are measured up to
+``most_weights`` weights and used if all of them are positive. A network's are not, and its slowest
+direction is unknown. But in a Fisher metric, damped by the prior, directions that only the prior
+determines have the curvature 1, and those that are slow because the metric lacks correlations are
+below it. The friction of a network therefore damps the curvature ``damped`` critically,
 
     a = 2 sqrt(eta damped),
 
-where minibatches heat it by no more than ``mean_heat`` then, and never more than the usual one: the
-smaller the step that lambda allows, the less friction, so that slow directions do not have to wait
-for as many more steps.
+if minibatches then heat it by no more than ``mean_heat``, and never exceeds the usual one: the
+smaller the step that lambda allows, the less friction.
 """
 
 from __future__ import annotations
@@ -115,7 +114,7 @@ def quickest(usual: Pace, curvatures: Sequence[float], epochs: Epochs) -> Pace:
 
 
 def friction_of_network(usual: Pace, heat: float, limits: StepSize) -> float:
-    """Of a network that ``usual``, whose minibatches heat it by ``heat``, would leave slow.
+    """The friction of a network; ``heat`` is that of minibatches at the pace ``usual``.
 
     >>> paces = [Pace(eta, 0.1) for eta in (1e-4, 4e-4, 0.04)]
     >>> [round(friction_of_network(pace, 1e-3, StepSize()), 3) for pace in paces]

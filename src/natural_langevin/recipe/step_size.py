@@ -1,19 +1,19 @@
-"""The step size, where it is open: one question, and two ways to measure the answer.
+"""The choice of the step size, by two methods.
 
-**By curvature** (``by_curvature``), where the recipe's own dynamics run. A short run, the pilot,
-burns in; the steepest curvature of the posterior in the metric, and the noise of minibatches there,
-say how large steps may be (see ``rules``). The step size is constant in the run.
+**By curvature** (``by_curvature``), for the recipe's dynamics. A short run, the pilot, burns in;
+the largest curvature of the posterior in the metric, and the minibatch noise there, limit the step
+size (see ``rules``). The step size is constant in the run.
 
-**By held-out rows** (``by_held_out_rows``), for all other dynamics, of whose stability nothing is
-known beforehand. A part of the training data is held out, and one chain per candidate step size
-runs on the rest; all of them start at the same point and see the same noise and minibatches, so
-that they differ by eta alone. Each is scored by -ln of its predictive density on the held-out part,
-averaged over the iterates of the pilot's second half. Where data are few, folds are held out in
-turn. A best candidate at the edge of the grid makes the grid longer, and if it is still at the edge
-then, that is said.
+**By held-out rows** (``by_held_out_rows``), for all other dynamics, whose stability is not known
+beforehand. A part of the training data is held out, and one chain per candidate step size runs on
+the rest; all of them start at the same point and see the same noise and minibatches, so that they
+differ by eta alone. Each is scored by -ln of its predictive density on the held-out part, averaged
+over the iterates of the pilot's second half. Where data are few, folds are held out in turn. If the
+best candidate is at the edge of the grid, the grid is extended; if it is still at the edge, this is
+reported.
 
-Chosen is the best candidate eta* whose next larger neighbour did not diverge (a stable run of p
-steps says little about 10 p steps so close to the edge). The run then uses
+The best candidate eta* whose next larger neighbour did not diverge is chosen (so close to
+divergence, a stable run of p steps does not guarantee 10 p stable steps). The run then uses
 
     eta_t = eta* (1 + t / p)^(-1/3),      p the pilot's steps:
 
@@ -118,8 +118,8 @@ def by_curvature(
 def of_given(
     motion: Motion, eta: float, num_data: float, batch_size: int, costs: cost.Costs
 ) -> Choice:
-    """What goes with a step size of the user's own, without a pilot: friction is that of a network
-    with such steps, whose metric comes from data alone."""
+    """The choice for a given step size, without a pilot: the friction of a network with such steps,
+    whose metric comes from data only."""
     moves, limits = motion.frame, costs.settings.step_size
     heat = eta * float(_heat(moves, motion.init(), num_data, batch_size, limits.friction).max())
     way = "native" if costs.budget.engine else "eager"
@@ -295,7 +295,7 @@ def _heat(
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What held-out rows say. ``step_sizes``: one for all chains, or one each."""
+    """The result of the search. ``step_sizes``: one for all chains, or one each."""
 
     step_sizes: tuple[float, ...]
     steps: int
@@ -329,8 +329,9 @@ def by_held_out_rows(
     """The step size for a run of ``steps`` steps: a pure function of its arguments.
 
     ``splits``: how many folds are held out in turn; None: until ``enough_held_out`` rows have been.
-    A best candidate at the edge of the grid makes the grid longer on that side, ``extensions``
-    times at most; if it is there still, that is said. The data are in memory and checked."""
+    If the best candidate is at the edge of the grid, the grid is extended on that side, at most
+    ``extensions`` times; if it is still there, this is reported. The data are in memory and
+    checked."""
     problem, (x, y, total) = motion.problem, motion.problem.rows()
     like, seed, dynamics = problem.alike, problem.chains.seed, motion.frame_of(problem.chains.every)
     rows = sorted(set(like))
@@ -522,7 +523,7 @@ def _decide(
 
 
 def _best(etas: Tensor, nll: Tensor, stable: Tensor) -> tuple[int, str]:
-    """The candidate with the lowest loss that is a notch away from divergence, and why."""
+    """The candidate of lowest loss that is one step of the grid away from divergence, and why."""
     if not bool(stable.any()):
         raise DivergenceError(
             f'step_size="auto" found no stable step size between {etas[0]:.3g} and '

@@ -1,5 +1,5 @@
-"""What the chains of a trial say of the rows held out of them: how good that is, how sharp the
-classes that they predict should be, and how far from their mean the numbers."""
+"""Predictions of a trial's chains on their held-out rows: scores, sharpness for classes, and spread
+for numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: a tree of tensors on disk as safetensors, whole or not at all. Never pickle."""
+"""Checkpoints: a tree of tensors on disk as safetensors, written atomically. Never pickle."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ _OTHER_RUN = "another run: "
 class RunCheckpoint:
     """The checkpoint of one run in a folder: the newest, and the one before it.
 
-    A file holds all chains, whichever process has them, so another number of processes can go on
-    from it. ``config`` says which run it is; a folder of another run is refused with the difference
-    named. ``made_by`` (see ``provenance``) tells which versions and code started it. The folder,
-    which all ``processes`` see, is locked until ``close``. After every save there is a ``commit``,
-    if there is one."""
+    A file holds all chains, whichever process has them, so another number of processes can continue
+    from it. ``config`` identifies the run; a folder of another run is refused, and the error names
+    the difference. ``made_by`` (see ``provenance``) holds the versions and code that started it.
+    The folder, which all ``processes`` share, is locked until ``close``. ``commit``, if given, is
+    called after every save."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class RunCheckpoint:
             )
 
     def save(self, tree: Any, way: str = "") -> None:
-        """Writes a checkpoint; at every moment a whole one is there, and two where there were any.
+        """Writes a checkpoint; at every moment a complete one exists.
 
         A damaged file never takes the name of the good one before it. ``way``: how steps are run
         (``Engine.arithmetic``)."""
@@ -179,7 +179,8 @@ class RunCheckpoint:
         return pytree.tree_unflatten(taken, pytree.tree_structure(like))
 
     def _check_files(self, path: Path, parts: dict[str, Part]) -> None:
-        """Samples in files of their own can be gone on with by the processes that wrote them."""
+        """Samples stored in separate files can be continued only by the processes that wrote
+        them."""
         files = [name for name, part in parts.items() if _is_file(name, part.values)]
         if not files:
             return
@@ -194,7 +195,7 @@ class RunCheckpoint:
             )
 
     def close(self) -> None:
-        """Leaves the folder to others."""
+        """Unlocks the folder."""
         if self._lock is not None:
             self._lock.release()
 
@@ -205,14 +206,14 @@ def _is_file(name: str, leaf: Tensor) -> bool:
 
 
 def left_after_failure(checkpoint: bool) -> str:
-    """What a run that could not write a checkpoint has left."""
+    """What remains after a checkpoint could not be written."""
     if checkpoint:
         return "The previous checkpoint is intact: run the same command again to continue from it"
     return "There is no previous checkpoint: the run will start from the beginning"
 
 
 def log_fallback(path: Path, problem: str) -> None:
-    """A damaged checkpoint is passed over, and that is said."""
+    """Logs that a damaged checkpoint is skipped."""
     log.warning("%s cannot be used (%s): continuing from the previous checkpoint", path, problem)
 
 
@@ -265,8 +266,8 @@ _SWITCHES = {
 
 
 def check_same_way(there: str, here: str) -> None:
-    """Refuses to go on with another arithmetic (``Engine.arithmetic``) than that of the steps
-    before: the run would end with other bits."""
+    """Refuses to continue with another arithmetic (``Engine.arithmetic``) than that of the previous
+    steps: the result would not have the same bits."""
     if not there or there == here:
         return
     known = (switch for word, switch in _SWITCHES.items() if word in there)

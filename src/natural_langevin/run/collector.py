@@ -1,7 +1,7 @@
-"""Collectors: what is made of the iterates while the chains run.
+"""Collectors: they receive the iterates while the chains run.
 
-The run loop (``run.loop``) hands every kept iterate to a collector, and now and then a look at
-the losses. ``SampleCollector`` stores the iterates for a ``Posterior``; the experiments add up
+The run loop (``run.loop``) passes every kept iterate to a collector, and the losses from time to
+time. ``SampleCollector`` stores the iterates for a ``Posterior``; the experiments add up
 predictions instead (``experiments.table1.ensemble``).
 """
 
@@ -26,7 +26,7 @@ log = logging.getLogger("natural_langevin")
 
 
 class Collector(Protocol):
-    """What the run loop asks for."""
+    """The interface that the run loop uses."""
 
     @property
     def kept(self) -> int:
@@ -36,7 +36,7 @@ class Collector(Protocol):
         """Everything a checkpoint must hold, as tensors."""
 
     def begin(self, found: dict[str, Any] | None) -> None:
-        """Starts anew, or where the checkpoint's tree ``found`` left off."""
+        """Starts from the beginning, or from the checkpoint's tree ``found``."""
 
     def keep(self, state: State) -> None:
         """Takes an iterate."""
@@ -97,7 +97,7 @@ class LossTrace:
 
 
 class SampleCollector:
-    """Stores the kept iterates and a trace of losses, and makes a ``Posterior`` of them.
+    """Stores the kept iterates and a trace of losses, and returns them as a ``Posterior``.
 
     Iterates go to ``store`` in ``dtype``; what a stopped chain would have drawn is NaN there."""
 
@@ -157,7 +157,7 @@ class SampleCollector:
         return tree | {"counts": torch.tensor([kept, looks])}
 
     def begin(self, found: dict[str, Any] | None) -> None:
-        """Starts anew, or where the checkpoint's tree ``found`` left off."""
+        """Starts from the beginning, or from the checkpoint's tree ``found``."""
         if found is None:
             self._store.begin()
             return

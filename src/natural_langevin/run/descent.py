@@ -1,17 +1,17 @@
-"""Chains that begin at random weights first go downhill, as an optimiser would.
+"""Descent: chains that begin at random weights first minimise the loss, without noise.
 
-A Fisher metric of observed gradients is no guide far from the posterior: since J >= g g^T, a step
-lowers the loss by at most eta / a nats per sample (a the friction), however high it is, and the
-gradients of the way there stay in the metric's average. So the first steps are RMSProp with
-momentum, without noise: its steps have a length of their own, which falls along a cosine. They are
-repeated, twice as many each time, until that lowers the loss by less than ``enough`` nats per
+A Fisher metric of observed gradients is of little use far from the posterior: since J >= g g^T, a
+step lowers the loss by at most eta / a nats per sample (a the friction), however high it is, and
+the gradients of the transient stay in the metric's average. So the first steps are RMSProp with
+momentum, without noise: the length of its steps is fixed in advance and falls along a cosine. They
+are repeated, twice as many each time, until that lowers the loss by less than ``enough`` nats per
 sample (``costly_enough`` where steps are run eagerly, or cost much): see ``plan.Descent``.
 
 The loss is that of a fifth of every chain's rows, which these steps do not see, and a chain begins
-where it was lowest. Further down a network fits its rows more closely than the posterior does, and
-a noise that is learned as small as the residuals there holds it there: chains would need most of a
-run to climb back. A noise that is sampled ends at its most probable size given all rows and the
-other weights. Every chain sees its own rows alone; burn-in comes after it, with all noise.
+where it was lowest. Below that a network fits its rows more closely than the posterior does, and
+noise learned from such small residuals keeps it there: chains would need most of a run to return. A
+noise that is sampled ends at its most probable size given all rows and the other weights. Every
+chain uses only its own rows; burn-in follows, with noise.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A run in words: what it was asked for, what makes it the same, and what was measured of it."""
+"""A run in words: its settings, its identity for checkpoints, and its measurements."""
 
 from __future__ import annotations
 

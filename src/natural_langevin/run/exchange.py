@@ -10,20 +10,19 @@ i and j, neighbours on a ladder, swap theta with probability
     min(1, exp[(beta_i / T_i - beta_j / T_j) N (loss_i - loss_j)
                - (1 / T_i - 1 / T_j) (ln alpha_i - ln alpha_j)])
 
-which leaves the product of all chains' targets as it is (Geyer 1991; Earl & Deem 2005). A chain
+which leaves the product of all chains' targets invariant (Geyer 1991; Earl & Deem 2005). A chain
 keeps its temperature, its power, its metric, its running mean and its momentum, which is
-independent of theta in equilibrium: theta alone travels. (Most integrators carry that momentum on
-before half a kick by theta's gradient; without exchanging that half too, by
-``Integrator.relocated``, variances come out 4 to 20 % too small.)
+independent of theta in equilibrium: theta alone travels. (Most integrators store the momentum
+before half a kick by theta's gradient; unless that half is exchanged too, by
+``Integrator.relocated``, variances are 4 to 20 % too small.)
 
 Pairs (0, 1), (2, 3), ... and (1, 2), ... of rungs take turns, by which replicas travel along the
 ladder rather than diffuse (Okabe et al. 2001; Syed et al. 2022). Chains of equal targets belong to
-different ladders, which never touch, so that they remain independent and R-hat compares what it
-should.
+different ladders, which never exchange, so that they remain independent and R-hat stays valid.
 
 E is computed from all data, also where steps take minibatches: swaps are exact, one pass over the
-data each. What minibatches and step size do to a chain between swaps stays what it was (see
-``dynamics.heat``): a rung that they heat is a rung at a slightly higher temperature.
+data each. The bias by minibatches and step size between swaps remains (see ``dynamics.heat``): a
+rung that they heat has a slightly higher temperature.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What is shown of a run while it is under way: every chain's loss, and whether they agree so far.
+"""The display of a run in progress: every chain's loss, and whether the chains agree so far.
 
 R-hat and effective sample size are of the minibatch losses at the looks of the second half: they
-cost nothing, and say when chains are still on their way. ``posterior.diagnose`` is what counts."""
+cost nothing, and show when chains have not converged yet. ``posterior.diagnose`` is the actual
+test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a run goes on: nothing that was drawn is lost."""
+"""Ctrl-C and SIGTERM during a run: no draw is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which iterates a run keeps, in which precision, and whether there is room for them."""
+"""Which iterates a run keeps, in which precision, and whether they fit into memory."""
 
 from __future__ import annotations
 

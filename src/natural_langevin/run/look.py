@@ -1,4 +1,4 @@
-"""What a callback is shown of a run while it is under way."""
+"""``Look``: what a callback receives during a run."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Look:
 
     @cached_property
     def temperature(self) -> Reading | None:
-        """The kinetic temperature of a few steps from here, as a ratio to the one asked for: 1 is
-        right (see ``diagnostics.kinetic``). Measured when it is read, which costs as much as some
-        dozen steps; None where the dynamics do not let it be measured."""
+        """The kinetic temperature of a few steps from here, as a ratio to the target temperature: 1
+        is right (see ``diagnostics.kinetic``). Measured when it is read, which costs as much as
+        some dozen steps; None where the dynamics do not let it be measured."""
         return self.measure()
 
 

@@ -1,4 +1,4 @@
-"""Phases: what of a plan is run one after the other."""
+"""Phases: the parts of a plan that run one after the other."""
 
 from __future__ import annotations
 

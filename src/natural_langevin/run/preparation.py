@@ -1,4 +1,4 @@
-"""What stands before a step: data as a stream, checks of them against the problem, and rates."""
+"""Preparation of steps: data as a stream, checks against the problem, and rates."""
 
 from __future__ import annotations
 

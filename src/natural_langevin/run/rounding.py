@@ -1,12 +1,13 @@
-"""What autocast's rounding does to a posterior: how far it moves the gradient, in its own scale.
+"""The effect of autocast's rounding: how far it moves the gradient, in posterior standard
+deviations.
 
 A gradient that is wrong by d moves the chain's target by C d, where C/N is about the posterior's
 covariance if C is a Fisher metric. In standard deviations, averaged over the P parameters,
 
     shift = sqrt(N d^T C d / P).
 
-A wide posterior does not notice bfloat16; one whose standard deviations are near the rounding of
-its weights, 2^-9 of them, is widened by it.
+A wide posterior is not affected by bfloat16; one whose standard deviations are near the rounding of
+its weights, 2^-9 of them, is widened.
 """
 
 from __future__ import annotations

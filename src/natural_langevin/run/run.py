@@ -62,15 +62,14 @@ log = logging.getLogger("natural_langevin")
 
 @dataclass(frozen=True, eq=False)
 class Options:
-    """What is no part of a plan: where draws and checkpoints go, who looks on, when time is over.
+    """Options that are not part of a plan: stores, checkpoints, callbacks, the time limit.
 
     ``begin``: weights, and what likelihoods have learned, to begin at in place of the plan's start,
-    of all chains.
-    ``pattern``: see ``descent``. ``rounds``: the most rounds of the descent.
-    ``trial``: the run compares settings, and nobody reads a diagnosis of it: a chain that diverges
-    and a step size that is stiff are information there, not warnings. ``partial``: whether Ctrl-C
-    may end the run with the draws that there are. ``probe``: whether the temperature is measured
-    at its end. ``said``: notices that were given already. ``commit``: called after every checkpoint
+    of all chains. ``pattern``: see ``descent``. ``rounds``: the most rounds of the descent.
+    ``trial``: the run compares settings and is not diagnosed: a diverging chain or a stiff step
+    size is a result there, not a warning. ``partial``: whether Ctrl-C may end the run with the
+    draws that there are. ``probe``: whether the temperature is measured at its end. ``said``:
+    notices that were given already. ``commit``: called after every checkpoint
     (``setup.local_folders``)."""
 
     where: str | Path = "device"
@@ -357,7 +356,7 @@ def _beside_trained(found: Posterior, problem: Problem) -> None:
 
 
 def _notice(motion: Motion, plan: Plan, stream: Stream, said: set[str]) -> None:
-    """Says once what is most likely a mistake."""
+    """Logs likely mistakes, once each."""
     problem = motion.problem
     x, y = (stream.x, stream.y) if isinstance(stream, InMemory) else stream.example()
     outputs = outputs_of_few(problem.network, motion.init().params, x)

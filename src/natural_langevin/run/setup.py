@@ -1,4 +1,4 @@
-"""Before a run on several processes: all are to do the same, and see its checkpoints alike."""
+"""Checks before a run on several processes: same run, same checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The probe at the end of a run: a few more steps, on the side, that show the noise's size."""
+"""The probe at the end of a run: a few extra steps that measure the noise."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def after_run(
 ) -> dict[str, Any] | None:
     """The kinetic temperature as plain numbers; None for a short run, or one without chains.
 
-    What several ``processes`` found of their chains is put together. A diagnosis that fails must
-    not cost the run that it was to diagnose: it is logged.
+    What several ``processes`` found of their chains is put together. A failure of this diagnosis is
+    only logged, so that the run is not lost.
     """
     count = probe_steps(processes.chains)
     if steps < SMALL_PART * count:

@@ -1,10 +1,9 @@
 """The time of a whole call: ``sample(seconds=...)``.
 
-Somebody who says ten seconds means all that the call does: the trial of the prior's scales, the
-pilot and the descent as well. What these have taken is gone for the steps of the run, which get
-the share ``least`` of the time in any case; and the search is cut short where it would take more
-than ``search`` of it. A run with ``seconds`` therefore differs from machine to machine, and from
-call to call, in what is chosen as well as in its length.
+The limit covers the whole call: the trial of the prior's scales, the pilot and the descent as well.
+The steps of the run get at least the share ``least`` of the time, and the search is cut short if it
+would take more than ``search`` of it. A run with ``seconds`` is therefore not reproducible: choices
+and length depend on the machine and its load.
 """
 
 from __future__ import annotations

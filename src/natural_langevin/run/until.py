@@ -1,9 +1,9 @@
-"""Until a target is reached: a run that ends by what its draws show, not by a count of steps.
+"""``until``: a run that ends when its effective sample size reaches a target.
 
 ``until="ess:400"``: the effective sample size in function space, the median over the predictions
-for some of the training inputs, as ``posterior.diagnose`` has it. It is looked at when as many
-draws are there as the target could be reached with, and then each time that the last reading lets
-expect it, at least 1.1 and at most 2 times as many draws as before.
+for some of the training inputs, as ``posterior.diagnose`` has it. It is first computed when there
+are as many draws as the target needs, and then when the last value predicts that it is reached,
+after 1.1 to 2 times as many draws as before.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who looks on at a run: the user's callback, and the target that may end it."""
+"""``Watching``: calls the user's callback and checks the target that may end a run."""
 
 from __future__ import annotations
 

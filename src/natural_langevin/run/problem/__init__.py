@@ -1,4 +1,4 @@
-"""What is sampled: network, likelihood, prior, temperature and data, checked once and frozen.
+"""The problem: network, likelihood, prior, temperature and data, checked once and frozen.
 
 Imports everything below it; run and up import it.
 """

@@ -1,4 +1,4 @@
-"""Data that do not fit the network or the likelihood fail before the first step, with a remedy."""
+"""Checks of the data against the network and the likelihood, before the first step."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ FEW = 4
 
 
 def number_of_data(stream: Stream, num_data: float | None, chains: int) -> float:
-    """N: the user's own ``num_data``, or what the data yield. Batches that do not stand for the
-    data are refused, or, where the user has said what N is, warned of."""
+    """N: the given ``num_data``, or the number of rows of the data. Batches that do not represent
+    the data are refused, or cause a warning if N was given."""
     problem = stream.wrong or ("" if stream.num_data else stream.unknown)
     if num_data is None and problem:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What a step will take of the memory, before anything of that size is made.
+"""The memory of a step, checked before anything of that size is allocated.
 
     bytes = 5 (state + parameters)
 

@@ -1,8 +1,7 @@
-"""Networks whose front is fixed: it is computed once for every row, and the run sees its features.
+"""Frozen first layers: computed once for every row; the run uses their features.
 
-Most people sample the last layers of a network, the others being frozen. What stands before the
-first sampled layer is then a fixed function of the inputs. The draws are those of the whole
-network's run, at the price of a run of the layers behind.
+If only the last layers are sampled, everything before the first sampled layer is a fixed function
+of the inputs. The draws are those of the whole network, at the cost of the last layers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Motion: how the chains of a problem move, as Algorithm 1 with its metric and integrator says.
+"""``Motion``: how the chains of a problem move.
 
-A ``Problem`` is what is sampled; this is by which metric, integrator and running mean, from which
-start and in which way of execution. What travels to an engine is its ``frame``.
+A ``Problem`` is what is sampled; a ``Motion`` adds metric, integrator, running mean, start and
+execution. Engines use its ``frame``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Notices: what is most likely a mistake, and runs all the same; said once, with the remedy.
+"""Notices: warnings about likely mistakes, once each, with the remedy.
 
-Looked at are what the network makes of some rows, and the size of the numbers that go in and are
-to come out. The defaults (prior, start, step size) suit inputs and targets of size about one.
+They depend on the network's outputs for some rows, and on the size of inputs and targets. The
+defaults (prior, start, step size) suit inputs and targets of size about one.
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ def notice(
 
 
 def announce(problem: Problem, title: str) -> None:
-    """Says what a run by the recipe does before its first step, where that takes a while: else
-    nothing is heard until then."""
+    """Logs what a run does before its first step, if that takes a while."""
     if problem.chains.processes.first and not _usually_quick(problem.template):
         Progress(title, None).say(
             "choosing the prior's scale, the step size and the start from the data, which may "

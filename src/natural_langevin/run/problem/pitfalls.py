@@ -1,5 +1,5 @@
-"""What would sample something else than the posterior without a word: outputs that have lost their
-parameters, and a mixed precision that nobody gave to the sampler."""
+"""Mistakes that silently sample the wrong distribution: outputs detached from the parameters, and
+an autocast around the sampler."""
 
 from __future__ import annotations
 

@@ -3,9 +3,8 @@
     pi(theta) ~ [alpha(theta) prod_n p_theta(y_n | x_n)^beta]^(1/T)
 
 is made of a network, a likelihood p and its power beta, a prior alpha, a temperature T and data.
-Nothing here says how chains move (``Motion``) or for how long (``recipe``). Transforms
-(``standard_units``, ``frozen_front``) make one problem of another, which keeps the ``origin`` that
-the user knows.
+How chains move is in ``Motion``, for how long in ``recipe``. Transforms (``standard_units``,
+``frozen_front``) turn one problem into another, which keeps the user's as its ``origin``.
 """
 
 from __future__ import annotations
@@ -70,12 +69,12 @@ class ChainSet:
 @dataclass(frozen=True, eq=False)
 class Problem:
     """``prior``, ``temperature`` and ``power`` are those of all chains. ``num_data``: N, where it
-    was given. ``data``: None of a problem that is stepped through by hand. ``held_out``: rows
-    (x, y) that choose in place of folds of the data. ``microbatch``, ``clip``, ``anchors`` (the
-    steps between two control variates) say how the gradient of the likelihood is formed.
+    was given. ``data``: None of a problem that is stepped through by hand. ``held_out``: rows (x,
+    y) that choose in place of folds of the data. ``microbatch``, ``clip``, ``anchors`` (the steps
+    between two control variates) determine how the gradient of the likelihood is computed.
 
-    ``origin``: the user's own problem, of which this is a form that is easier to sample;
-    ``units``: those of its data here, where they are others than there."""
+    ``origin``: the user's problem, if this one is a transform of it; ``units``: those of the data
+    here, if they differ."""
 
     network: Network
     template: nn.Module  # the same without hooks, for networks handed out
@@ -185,8 +184,8 @@ class Problem:
         )  # fmt: skip
 
     def fingerprint(self, stream: Stream) -> str | None:
-        """By which a run is known again: of the user's rows. What is made of them (features, other
-        units) is rounded as machine and threads have it."""
+        """Identifies a run, by the user's rows. Values derived from them (features, other units)
+        depend on the machine's rounding."""
         if self.origin is None:
             return stream.fingerprint()
         x, y, _ = self.origin.rows()
@@ -199,7 +198,7 @@ class Problem:
         return like_chains(self.temperature, self.power, self.prior)
 
     def usual_batch(self, *, most: float) -> int:
-        """Rows of a minibatch whose size nobody named."""
+        """The default number of rows of a minibatch."""
         return usual_batch(self.given_data, most=most)
 
 

@@ -1,13 +1,12 @@
-"""Data of any size: a run that leaves everything open has them in standard units.
+"""Standard units: data of unusual size are standardised for the run.
 
-House prices of 500,000, or inputs of which one column is in thousands, are out of reach of the
-recipe's prior, N(0, 2 / fan_in), and of its start. Where inputs or targets are of such a size, the
-run sees them with mean 0 and standard deviation 1, by column, and its draws are handed back in the
-user's units (``posterior.units``). Within the usual sizes nothing is changed.
+House prices of 500,000, or an input column in thousands, do not fit the recipe's prior, N(0, 2 /
+fan_in), nor its start. If inputs or targets are of such a size, the run uses them with mean 0 and
+standard deviation 1, by column, and its draws are converted back to the user's units
+(``posterior.units``). Data of usual size are not changed.
 
-It is done where it is exact and nobody has said anything about the weights: under the recipe's own
-prior, from a start that is open, for data in memory, through layers that are found to see x, and to
-say y, at any weights.
+This is done only if it is exact and no prior or start was given, for data in memory, through the
+layers that are found to read x and to output y, at any weights.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ LEFT = 0.5
 
 def to_standard_units(problem: Problem, fitted: Fitted) -> Problem:
     """The problem with its data in standard units, whose ``origin`` is the user's; the same problem
-    where data are of a usual size, or the user's units cannot be had back."""
+    if data are of usual size, or the draws cannot be converted back."""
     units = find(problem, fitted)
     if units is None:
         return problem

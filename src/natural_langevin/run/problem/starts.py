@@ -1,7 +1,7 @@
-"""Where chains begin: at the model, at random weights, or at draws of the prior.
+"""The start of chains: at the model, at random weights, or at draws of the prior.
 
-Where that is open, at the model if it has learned something. Otherwise every chain at random
-weights of its own, N(0, 1/fan_in), from where it first goes downhill (``run.descent``).
+By default at the model if it is trained; otherwise every chain at its own random weights, N(0,
+1/fan_in), followed by a descent (``run.descent``).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Init = str | Weights | Sequence[Weights]
 
 @dataclass(frozen=True)
 class Fitted:
-    """When a network has learned something: shuffled inputs, or random weights, raise its loss by
-    this ``part``, on so many ``rows``, against the median of ``random_starts``."""
+    """The criterion of a trained network: shuffled inputs, or random weights, raise its loss by
+    this ``part``, on so many ``rows``, compared with the median of ``random_starts``."""
 
     part: float
     random_starts: int

@@ -1,4 +1,4 @@
-"""What a step size says of a run beforehand: too stiff for the prior, or too small at the end."""
+"""Checks of a step size before a run: too stiff for the prior, or too small at the end."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def warn_if_stiff(
     *,
     level: int = logging.WARNING,
 ) -> None:
-    """Says before the run what ``largest_step`` knows of it."""
+    """Warns before the run if the step size exceeds ``largest_step``."""
     k = step_size / largest_step(preconditioner, prior, num_data)
     if k < STIFF:
         return
@@ -102,7 +102,7 @@ def warn_if_saturated(step_size: Tensor) -> None:
 
 
 def warn_if_epochs(dynamics: Integrator, stream: Stream) -> None:
-    """Says what dynamics for independent minibatches do with those of one shuffled epoch."""
+    """Warns about dynamics that need independent minibatches, given those of shuffled epochs."""
     epochs = not isinstance(stream, Loader) and stream.batch_size < stream.num_data
     if epochs and dynamics.cold_epochs:
         log.warning("%s", dynamics.cold_epochs)

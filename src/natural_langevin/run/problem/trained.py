@@ -1,4 +1,4 @@
-"""A trained network as the start: which of its weights are sampled, and how large they may be."""
+"""A trained network as the start: which weights are sampled, and the scale of their prior."""
 
 from __future__ import annotations
 

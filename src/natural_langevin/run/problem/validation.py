@@ -1,4 +1,4 @@
-"""Checks of the sampler's arguments: wrong ones fail where they enter, with a remedy."""
+"""Checks of the sampler's arguments; an error names the value and the remedy."""
 
 from __future__ import annotations
 

@@ -28,9 +28,11 @@ heat of .1 the two differ by less than a tenth (lab/notes/microcanonical.md).
 
 Chains start at rest, u = 0, and have a direction after their first step. With parameters in several
 vectors (``optim``: groups of parameters, and ranks that hold rows of them) each vector has its own
-direction. References: Robnik & Seljak, Fluctuation without dissipation: microcanonical Langevin
-Monte Carlo, 2023 (arXiv 2303.18221); Ver Steeg & Galstyan, Hamiltonian dynamics with non-Newtonian
-momentum for rapid sampling, 2021; Sommer et al. 2026 (arXiv 2602.06500) for minibatches.
+direction.
+
+References: Robnik & Seljak, Fluctuation without dissipation: microcanonical Langevin Monte Carlo,
+2023 (arXiv 2303.18221); Ver Steeg & Galstyan, Hamiltonian dynamics with non-Newtonian momentum for
+rapid sampling, 2021; Sommer et al. 2026 (arXiv 2602.06500) for minibatches.
 """
 
 from __future__ import annotations

@@ -123,9 +123,9 @@ class NaturalLangevin(torch.optim.Optimizer):
 
     - Gradient accumulation: call ``backward()`` on micro-batches of any sizes, whose losses add up
       to the mean (or sum, see ``reduction``) over all samples of the step.
-    - Mixed precision: autocast, and GradScaler as with any optimizer. - ``state_dict`` holds the
-    running mean, the metric and the step count: a resumed loop gives the same bits (with the same
-    ``seed`` and ``num_data``). Schedulers and collectors have their own.
+    - Mixed precision: autocast, and GradScaler as with any optimizer.
+    - ``state_dict`` holds the running mean, the metric and the step count: a resumed loop gives the
+      same bits (with the same ``seed`` and ``num_data``). Schedulers and collectors have their own.
     - The network must be deterministic: ``without_dropout(model)``, BatchNorm in eval mode. Passes
       under ``no_grad``, or without ``backward()``, change nothing.
     - Under ``torchrun``: DistributedDataParallel, or ``fully_shard`` before the optimizer is made;

@@ -14,9 +14,11 @@ Sharpness
 ---------
 beta is that of the lowest -sum ln q(y) + (ln beta)^2 / (2 deviation^2) over held-out labels.
 
-Widths ------ A Gaussian likelihood whose noise is learned has one size of it, the root mean square
-of all residuals: a few large ones make most predictions too wide, and are still badly predicted.
-The prediction is therefore a mixture over networks s and widths c,
+Widths
+------
+A Gaussian likelihood whose noise is learned has one size of it, the root mean square of all
+residuals: a few large ones make most predictions too wide, and are still badly predicted. The
+prediction is therefore a mixture over networks s and widths c,
 
     p(y | x) = (1/M) sum_s sum_c w_c N(y; f_s(x), c^2 sigma_s^2),
 

@@ -1,48 +1,46 @@
-"""The recipe: everything that ``Langevin(model, likelihood).sample(data)`` leaves open, by the
+"""The recipe: how ``Langevin(model, likelihood).sample(data)`` chooses what is not given, with the
 constants of ``settings``.
 
 Dynamics. Underdamped, integrator BAOAB, friction 0.1, or less where steps are small (see
 ``slowness``): its bias is of second order in the step.
-Metric. Quasi-diagonal; of at most 40 weights the full Fisher matrix, or its blocks of
-a unit's weights where all layers are linear (the same for a linear model), since correlated inputs
-slow a diagonal metric down; or the user's. A Fisher metric whose rate is open is averaged with
-gamma_t = 4 / (t + 4), which weighs batch t by t^3: frozen after burn-in, it averages all of it, not
-only its last batches or the transient. Until then it counts the batch that it is applied to: no
-step is longer than its batch bears, and what that biases is burn-in.
+Metric. Quasi-diagonal; with at most 40 weights the full Fisher matrix, or its blocks by unit if all
+layers are linear (the same for a linear model), since correlated inputs slow a diagonal metric
+down; or the user's. A Fisher metric without a given rate is averaged with gamma_t = 4 / (t + 4),
+which weighs batch t by t^3: frozen after burn-in, it averages all of it, not only its last batches
+or the transient. Until then it includes the batch that it is applied to, which limits the step for
+unusual batches and biases burn-in only.
 Batch. A fifth of the data, between 100 and 500: with N/B batches the noise of a minibatch adds
 
     heat = eta N rho / (2 B a)
 
-to the temperature of what the data see (a the friction; rho the part J / (J + epsilon) of the
-metric that comes from data, in the mean over weights that each count by it). At the same heat
-chains come as far per row with small minibatches as with large ones: they are as small as 100 where
-larger ones would leave few steps.
+to the temperature of directions that the data determine (a the friction; rho the part
+J / (J + epsilon) of the metric that comes from data, in the mean over weights that each count by
+it). At the same heat chains move as far per row with small minibatches as with large ones: they
+have 100 rows if larger ones would leave few steps.
 Step size. A pilot of two chains, or of one for every scale of the prior, burns in; lambda is the
 posterior's steepest curvature in the metric there (see ``curvature``). Then
 
     eta = min(0.1 / lambda,  0.1 * 2 B a / (N rho)),
 
-the first for the integrator (it is stable up to 4 / lambda, and lambda grows when chains move on
-under a frozen metric: by 4 to 10 in trials), the second for at most a tenth of heat. eta is
-constant: longer is better.
+the first for the integrator (it is stable up to 4 / lambda, and lambda grows by 4 to 10 when chains
+move on under a frozen metric), the second for a heat of at most a tenth. eta is constant.
 Control variates. A model of few weights whose run minibatches of very many rows would make long
 (10^6 rows) has an anchor every 500 steps: see ``step_size.with_anchors``.
-Steps. 150 relaxation times 0.1 / eta of the directions that only the prior sees, a third of it
-burn-in; at least 2,000, and at most what a budget of operations allows (50 of them, and less work,
-where steps have no engine on a CPU: see ``cost``). Where the posterior of few weights has
+Steps. 150 relaxation times 0.1 / eta of the directions that only the prior determines, a third of
+it burn-in; at least 2,000, and at most what a budget of operations allows (50 of them, and less
+work, without a native engine: see ``cost``). Where the posterior of few weights has
 directions so slow that this is less than 60 of their relaxation times, it is run with less
 friction, and for these 60 (see ``slowness``). About 200 draws of every chain are kept, or as many
-as predictions can afford (see ``cost``). A quarter of the steps, as a run of its own, is all where
-its chains agree, at rows and around them, with enough effective draws of what is worst
-(``run.ending``). Otherwise it was burn-in, and three times as many begin where it ended,
-with its metric at first; and so on until chains agree, or the steps that the operations allow are
-spent, of which the last part has most.
-Start. At the model where it has learned something, otherwise at weights N(0, 1/fan_in), different
-for every chain (see ``starts``); from there downhill without noise, by small minibatches (see
-``run.descent``).
-Prior, sharpness and spread. The prior's scale, of classes how sharply the mixture is predicted, and
-of numbers how far networks are from their mean, by held-out rows (see ``prior_scale``). The last
-two are of predictions: chains know nothing of them.
+as predictions can afford (see ``cost``). A quarter of the steps is run first. The run ends there if
+its chains agree, at rows and around them, with enough effective draws of the worst quantity
+(``run.ending``). Otherwise that part becomes burn-in, and three times as many steps follow,
+starting with its metric; and so on until chains agree or the budget is spent, of which the last
+part has most.
+Start. At the model if it is trained, otherwise at weights N(0, 1/fan_in), different for every chain
+(see ``starts``); then a descent without noise, by small minibatches (see ``run.descent``).
+Prior, sharpness and spread. The prior's scale, the sharpness of class probabilities, and the spread
+of networks that predict numbers, by held-out rows (see ``prior_scale``). The last two affect
+predictions only, not the chains.
 """
 
 from __future__ import annotations
@@ -60,7 +58,7 @@ from natural_langevin.recipe.settings import Batch, Metric, StepSize
 
 
 def dynamics(friction: float = StepSize.friction) -> Underdamped:
-    """How chains move where the user leaves it open."""
+    """The default dynamics."""
     return Underdamped(friction=friction, integrator="baoab")
 
 
@@ -75,7 +73,7 @@ def averaged(given: preconditioners.Preconditioner) -> preconditioners.Precondit
 
 
 def metric(model: object, rule: Metric) -> preconditioners.Preconditioner:
-    """The metric where the user leaves it open."""
+    """The default metric."""
     if not isinstance(model, nn.Module):
         return preconditioners.QuasiDiagonalFisher()  # what was given instead is refused by name
     trainable = [p for p in model.parameters() if p.requires_grad]

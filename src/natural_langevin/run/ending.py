@@ -1,4 +1,4 @@
-"""Whether a run of open length was long enough: its chains agree, with enough effective draws."""
+"""Whether a run without a given length is long enough: its chains agree, with enough draws."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from natural_langevin.posterior.posterior import Posterior
 
 
 def too_short(so_far: Posterior, stream: Stream, rule: EndRule) -> str:
-    """Why a run is to be followed by another, or nothing: by what ``posterior.diagnose`` says of
-    its mixing at some rows and around them."""
+    """The reason why a run must continue, or "": by its mixing at some rows and around them, as in
+    ``posterior.diagnose``."""
     x = stream.example()[0]
     rows = x[torch.linspace(0, len(x) - 1, min(rule.rows, len(x))).long()]
     return so_far.diagnose(rows).unmixed(rule.ess)

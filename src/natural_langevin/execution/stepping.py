@@ -84,7 +84,18 @@ def step_in_place(
 
 def overwrite(old: Any, new: Any) -> None:
     """Copies a new tree of tensors over the old one, but for those that are the same object."""
-    pytree.tree_map(lambda a, b: a if a is b else a.copy_(b), old, new)
+    if old is new:
+        return
+    if isinstance(old, Tensor):
+        old.copy_(new)
+    elif isinstance(old, dict):
+        for name, value in old.items():
+            overwrite(value, new[name])
+    elif isinstance(old, tuple | list):
+        for a, b in zip(old, new, strict=True):
+            overwrite(a, b)
+    else:  # torch's own way with trees knows more kinds, and takes ten times as long
+        pytree.tree_map(overwrite, old, new)
 
 
 def shape_of(tree: Any) -> tuple[Any, ...]:

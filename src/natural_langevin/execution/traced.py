@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import operator
 import time
 from collections.abc import Callable
 from typing import Any
@@ -135,13 +136,18 @@ def _traced(function: Callable[[Any], Any], inputs: Any) -> Callable[[Any], Any]
 
         with torch.no_grad():
             graph = make_fx(flat)(*leaves)
+        last, out = graph.graph.output_node(), into[-1]
+        tree = pytree.tree_unflatten(last.args[0], out)
+        whole = _is_plain(tree)  # a tree that the trace itself can return
+        if whole:
+            last.args = (tree,)
         _shorten(graph)
-        out = into[-1]
+        forward: Any = graph.forward  # without a module's hooks
 
         def replayed(inputs: Any) -> Any:
             with torch.no_grad():
-                found = graph(*pytree.tree_leaves(inputs))
-            return pytree.tree_unflatten(found, out)
+                found = forward(*pytree.tree_leaves(inputs))
+            return found if whole else pytree.tree_unflatten(found, out)
 
         pairs = zip(pytree.tree_leaves(replayed(inputs)), pytree.tree_leaves(expected), strict=True)
         if not all(torch.equal(a, b) for a, b in pairs):
@@ -153,6 +159,13 @@ def _traced(function: Callable[[Any], Any], inputs: Any) -> Callable[[Any], Any]
         return None
     log.info("traced the step in %.1f s", time.monotonic() - started)
     return replayed
+
+
+def _is_plain(tree: Any) -> bool:
+    """Whether there is nothing in it but nodes, tuples, lists and dictionaries."""
+    if type(tree) in (tuple, list):
+        return all(map(_is_plain, tree))
+    return isinstance(tree, fx.Node) or (type(tree) is dict and all(map(_is_plain, tree.values())))
 
 
 def _shorten(graph: fx.GraphModule) -> None:
@@ -212,7 +225,7 @@ def _shorter(graph: fx.GraphModule, node: fx.Node) -> Any:
 
 def _is_zero(graph: fx.GraphModule, node: Any) -> bool:
     """Whether it is a constant of zeros, perhaps in another shape."""
-    while node.target is _aten.expand.default:
+    while node.target in (_aten.expand.default, _aten.unbind.int, operator.getitem):
         node = node.args[0]
     return node.op == "get_attr" and not getattr(graph, node.target).any()
 

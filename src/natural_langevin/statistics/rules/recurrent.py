@@ -87,18 +87,19 @@ class _Recurrent(RewrittenLayer, nn.Module):
         """One layer in one direction over x (B, T, I): the states h (B, T, H) and the last."""
         bias_x, bias_h = (getattr(self, f"bias_{k}_{name}", None) for k in ("ih", "hh"))
         gates = tap.add(x, F.linear(x, getattr(self, f"weight_ih_{name}"), bias_x))
-        weight, epsilon = getattr(self, f"weight_hh_{name}"), tap.epsilon()
+        weight, epsilon = getattr(self, f"weight_hh_{name}"), _by_time(tap.epsilon())
         project = getattr(self, f"weight_hr_{name}", None)
-        epsilon_r = tap.epsilon() if project is not None else None
+        epsilon_r = _by_time(tap.epsilon()) if project is not None else None
+        gates_at = gates.unbind(1)
         before, inner, states, times = [], [], [], range(x.shape[1])
         for t in reversed(times) if name.endswith("reverse") else times:
             h = F.linear(state[0], weight, bias_h)
             before.append(state[0])
-            state = cell(self.mode, gates[:, t], h if epsilon is None else h + epsilon[:, t], state)
+            state = cell(self.mode, gates_at[t], h if epsilon is None else h + epsilon[t], state)
             if project is not None:
                 inner.append(state[0])
                 r = F.linear(state[0], project)
-                state = (r if epsilon_r is None else r + epsilon_r[:, t], *state[1:])
+                state = (r if epsilon_r is None else r + epsilon_r[t], *state[1:])
             states.append(state[0])
         if name.endswith("reverse"):
             before, inner, states = before[::-1], inner[::-1], states[::-1]
@@ -107,6 +108,11 @@ class _Recurrent(RewrittenLayer, nn.Module):
         if project is not None:
             tap.put(torch.stack(inner, 1), output)
         return output, state
+
+
+def _by_time(value: Tensor | None) -> tuple[Tensor, ...] | None:
+    """(B, T, F) step by step: gradients come back by one stack, not by T sums of mostly zeros."""
+    return None if value is None else value.unbind(1)
 
 
 @rewrites(nn.RNN)

@@ -347,10 +347,9 @@ class Measured:
         operations = [e for e in found.key_averages(True) if e.device_type.name == "CPU"]
         operations.sort(key=lambda e: -getattr(e, key))
         events = found.key_averages()
-        where = (
-            "CUDA" if on_gpu else "CPU"
-        )  # "Optimizer.step#...": what torch calls a step's kernels
-        events = [e for e in events if e.device_type.name == where and "#" not in e.key]
+        where = "CUDA" if on_gpu else "CPU"
+        steps = [e for e in events if e.device_type.name == where]
+        events = [e for e in steps if not e.key.startswith("Optimizer.")]
         events.sort(key=lambda e: -getattr(e, key))
         total = sum(getattr(e, key) for e in events)
         longest = [[e.key[:110], e.count / 2, getattr(e, key) / 2e3] for e in events[:most]]

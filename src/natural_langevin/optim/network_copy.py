@@ -122,10 +122,10 @@ class NetworkCopy(Network):
         finally:
             self.arguments = before
 
-    def call(self, params: Params, x: Tensor) -> Any:
+    def call(self, params: Params, x: Tensor, *, once: bool = False) -> Any:
         assert self.arguments is not None
         args, kwargs = self.arguments.rows(x)
-        with vectorised(x):
+        with vectorised(x, once=once):
             return self.slots.call(params, args, kwargs)
 
     def follow(self, model: nn.Module) -> None:

@@ -109,12 +109,12 @@ class Network:
         inside = module.named_parameters(recurse=recurse)
         return {name: full[id(p)] for name, p in inside if id(p) in full}
 
-    def call(self, params: Params, x: Tensor) -> Any:
-        """The outputs; recorded where a tape is running."""
+    def call(self, params: Params, x: Tensor, *, once: bool = False) -> Any:
+        """The outputs, to be differentiated ``once`` at most; recorded where a tape is running."""
         if self.dtype is None:
-            with vectorised(x):
+            with vectorised(x, once=once):
                 return self.signature.call(partial(self.slots.call, params), x)
-        with vectorised(x), self.reduced(x):
+        with vectorised(x, once=once), self.reduced(x):
             outputs = self.signature.call(partial(self.slots.call, params), x)
         return pytree.tree_map(lambda o: o.to(self.dtype) if is_real(o) else o, outputs)
 
@@ -148,10 +148,10 @@ class Network:
         """Outputs, and the tensors that went into every recorded call. Without epsilons there is
         nothing to record, and layers may take their quickest way."""
         if not epsilons:
-            return self.call(params, x), {}
+            return self.call(params, x, once=True), {}
         self.tape = tape = Tape(epsilons)
         try:
-            return self.call(params, x), tape.inputs
+            return self.call(params, x, once=True), tape.inputs
         finally:
             self.tape = None
 

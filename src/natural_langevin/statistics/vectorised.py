@@ -6,7 +6,7 @@
 - Transformers' attention looks whether a mask hides anything, to leave it out; vmap lets nobody
   look at values. As under torch.compile, the mask is always applied, which gives the same.
 - On the CPU, scaled_dot_product_attention's fused kernel has no batching rule: vmap would call it
-  chain by chain. The same from plain operations has one.
+  chain by chain; and no second derivative. The same from plain operations has both.
 """
 
 from __future__ import annotations
@@ -71,18 +71,24 @@ if hasattr(os, "register_at_fork"):  # a fork waits until no network is being ca
 
 
 @contextmanager
-def vectorised(x: Tensor) -> Iterator[None]:
-    """For a network's forward pass on ``x``. Threads wait for each other."""
+def vectorised(x: Tensor, *, once: bool = False) -> Iterator[None]:
+    """For a network's forward pass on ``x``, which is differentiated ``once`` at most. Threads wait
+    for each other."""
     if torch.compiler.is_compiling():  # which has its own way with locks and checkpoints
-        with _batched_attention(x):
+        with _plain_attention(x):
             yield
         return
-    with MODEL_LOCK, _replaced(), _batched_attention(x):
+    with MODEL_LOCK, _replaced(), nullcontext() if once and not _in_vmap() else _plain_attention(x):
         yield
 
 
-def _batched_attention(x: Tensor) -> Any:
+def _plain_attention(x: Tensor) -> Any:
     return sdpa_kernel(SDPBackend.MATH) if x.device.type == "cpu" else nullcontext()
+
+
+def _in_vmap() -> bool:
+    stack = torch._C._functorch.get_interpreter_stack() or []
+    return any(one.key() == torch._C._functorch.TransformType.Vmap for one in stack)
 
 
 @contextmanager

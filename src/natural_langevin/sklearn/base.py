@@ -174,6 +174,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
             task or (self._tasks[0] if self.task == "auto" else self.task),
             settings,
             classes=classes,
+            time=self.features_.time,
             sample_weight=weight,
             device=self.device,
             progress=sys.stderr.isatty() if self.verbose is None else self.verbose,

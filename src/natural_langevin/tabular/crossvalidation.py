@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,6 +46,9 @@ FEW_FOLDS = 2
 AT_ONCE = 64
 #: The part of a run's usual length that folds have, its fewest steps, and draws of a chain.
 PART, FEWEST_STEPS, DRAWS = 4, 500, 25
+#: Of rows with dates: the parts after which the future begins for chains that learn how wide it
+#: is, rows of it that they are asked for, and different dates that it takes.
+PARTS, MOST_LATER, FEWEST_TIMES = (0.5, 0.75), 250, 30
 #: Where a call has so many seconds: the part of them for the first plan, and when folds are over.
 PLANNING, COMPARING = 0.3, 0.45
 
@@ -53,12 +56,22 @@ PLANNING, COMPARING = 0.3, 0.45
 @dataclass(frozen=True)
 class Trial:
     """A view's plan, what its networks say of the rows of every fold, and where its chains ended:
-    weights and what likelihoods have learned, (chain, ...)."""
+    weights and what likelihoods have learned, (chain, ...). ``later``: what chains that saw the
+    past alone say of rows after it."""
 
     view: View
     plan: Plan
     folds: list[Networks]
     end: tuple[Params, Params]
+    later: list[Networks] = field(default_factory=list)
+
+
+class Past(NamedTuple):
+    """Rows up to some moment, some of those after it, and how long after it these are."""
+
+    seen: Tensor
+    asked: Tensor
+    after: Tensor
 
 
 class Clock:
@@ -84,7 +97,8 @@ class TableFit:
     in their own units, ``folds``: rows held out in turn.
 
     ``counts`` (n,), where rows have weights: how often each is repeated, ``num_data`` data in all.
-    ``checkpoint``: a folder; the same fit goes on from what it holds."""
+    ``checkpoint``: a folder; the same fit goes on from what it holds. ``past``: of tables with
+    dates, rows that more chains see and are asked for."""
 
     x: Tensor
     y: Tensor
@@ -96,6 +110,7 @@ class TableFit:
     progress: bool = False
     checkpoint: str | os.PathLike[str] | None = None
     clock: Clock = field(default_factory=Clock)
+    past: list[Past] = field(default_factory=list)
 
     @property
     def first_scale(self) -> float | None:
@@ -130,24 +145,29 @@ class TableFit:
         """The view on the folds; ``DivergenceError`` where a chain is lost."""
         rows = self._repeated
         seen = [(~torch.isin(rows, fold)).nonzero().flatten() for fold in self.folds]
-        size = min(map(len, seen))  # of repeated rows the folds may differ by some
-        data = Subsets(*self._data(view, rows), torch.stack([own[:size] for own in seen]))
+        seen += [torch.isin(rows, past.seen).nonzero().flatten() for past in self.past]
+        size = max(map(len, seen))  # where one sees fewer, some of them more than once
+        every = [own[torch.arange(size) * len(own) // size] for own in seen]
+        data = Subsets(*self._data(view, rows), torch.stack(every))
         steps = self.settings.given_steps
         steps = max(FEWEST_STEPS, plan.steps // PART) if steps is None else -(-steps // 2)
         short = replace(
             plan, steps=steps, end=None, draws=DRAWS, batch_size=min(plan.batch_size, size)
         )
-        sampler = self._sampler(view, len(self.folds), size, seed=1)
+        sampler = self._sampler(view, len(seen), size, seed=1)
         if (left := self.clock.until(COMPARING)) is not None:
             short = replace(short, steps=min(steps, _steps_within(sampler, data, short, left / 2)))
         run = self._run(sampler, data, short, f"comparing {view} on held-out rows", trial=True)
-        if len(run.healthy) < len(self.folds):
+        if len(run.healthy) < len(seen):
             raise DivergenceError(f"a chain of {view} diverged")
+        asked = [*self.folds, *(past.asked for past in self.past)]
         said = [
-            networks(run, view.network, view.inputs(self.x[fold]), [chain])
-            for chain, fold in enumerate(self.folds)
+            networks(run, view.network, view.inputs(self.x[some]), [chain])
+            for chain, some in enumerate(asked)
         ]
-        return Trial(view, plan, said, ended(run))
+        count = len(self.folds)
+        weights, learned = ({k: v[:count] for k, v in tree.items()} for tree in ended(run))
+        return Trial(view, plan, said[:count], (weights, learned), said[count:])
 
     def on_all_rows(
         self,
@@ -287,6 +307,27 @@ def ended(posterior: Posterior) -> tuple[Params, Params]:
     """Where all chains ended, those of other processes too, and what likelihoods learned."""
     everywhere = posterior.shards.everywhere
     return {k: everywhere(v) for k, v in posterior.last.items()}, dict(posterior.learned)
+
+
+def pasts(time: Tensor, most: int = MOST_LATER) -> list[Past]:
+    """At the PARTS of the rows, in the order of time, the rows up to there and at most ``most`` of
+    those after it; none where there are fewer than FEWEST_TIMES different times.
+
+    >>> [(len(past.seen), past.asked.tolist()) for past in pasts(torch.arange(40.0), 3)]
+    [(20, [20, 29, 39]), (30, [30, 34, 39])]
+    """
+    if len(time.unique()) < FEWEST_TIMES:
+        return []
+    found = []
+    for part in PARTS:
+        moment = time.quantile(part, interpolation="lower")
+        after = (time > moment).nonzero().flatten()
+        after = after[time[after].argsort()]
+        if not len(after):
+            continue
+        some = after[torch.linspace(0, len(after) - 1, min(len(after), most)).long()]
+        found.append(Past((time <= moment).nonzero().flatten(), some, time[some] - moment))
+    return found
 
 
 def split(

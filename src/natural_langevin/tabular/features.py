@@ -91,6 +91,14 @@ class Features:
                 found[part.name] = [*range(value, value + width), *[flag] * part.missing]
         return found
 
+    @property
+    def time(self) -> int | None:
+        """The place among the inputs of the day of the first column of dates; None without one."""
+        for part, (value, _, _) in self.places():
+            if isinstance(part, Date) and {"days", "cos of year"} <= set(part.parts):
+                return value + list(part.parts).index("days")
+        return None
+
     def check_columns(self, label: str, names: Sequence[str]) -> None:
         """Every column must be there, in whatever order; others do no harm."""
         there = set(names)

@@ -314,6 +314,7 @@ def fit(prepared: Prepared, folder: Path, *, device: str, progress: bool = True)
             run.target.task,
             run.settings,
             classes=len(run.target.classes),
+            time=run.features.time,
             device=device,
             progress=progress,
             checkpoint=folders.checkpoint_folder(folder),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from natural_langevin.tabular.weighing import at_scales
 
 #: Rows predicted at a time.
 CHUNK = 1000
+#: Its multiples modulo 1 are spread evenly, however many there are.
+GOLDEN = (5**0.5 - 1) / 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,13 +49,36 @@ class Member:
         return networks(self.posterior, self.view.network, self.view.inputs(x)).of(self.sound)
 
 
+@dataclass(frozen=True)
+class Drift:
+    """How far a target may go after the last date: a normal variable of deviation c (t / unit)^h,
+    with [c, h, share] each in ``parts``. ``place``: of the date among the inputs."""
+
+    place: int
+    last: float
+    unit: float
+    parts: list[list[float]]
+
+    def of(self, x: Tensor, count: int) -> Tensor | None:
+        """(network, n, 1) for so many networks, of which each has one of the parts; None where no
+        row is after the last date."""
+        after = (x[:, self.place].double() - self.last).clamp_min(0.0) / self.unit
+        if not bool((after > 0).any()):
+            return None
+        size, power, share = torch.tensor(self.parts, dtype=torch.float64).T
+        spread = torch.arange(1, count + 1, dtype=torch.float64) * GOLDEN % 1.0
+        own = torch.searchsorted(share.cumsum(0) / share.sum(), spread).clamp_max(len(share) - 1)
+        return (size[own, None] * after ** power[own, None])[..., None]
+
+
 @dataclass(frozen=True, eq=False)
 class Learned:
     """The mixture of ``members``, and how to read it.
 
     ``scale``: the geometric mean of the factors of the noise or, of classes, that of ``scales``,
     [scale, share] each, which made the mixture surer (``weighing``). ``choice``: every view that
-    was tried, with its held-out NLL and weight; ``reason``: the same in words."""
+    was tried, with its held-out NLL and weight; ``reason``: the same in words. ``drift``: of
+    numbers with dates."""
 
     members: list[Member]
     scale: float
@@ -61,6 +86,7 @@ class Learned:
     choice: list[dict[str, Any]]
     reason: str
     scales: list[list[float]]
+    drift: Drift | None = None
 
     @property
     def _first(self) -> Member:
@@ -134,8 +160,9 @@ class Learned:
         for member in self.members:
             said = member.networks(x)
             count = len(said.outputs)
+            drift = None if self.drift is None else self.drift.of(x, count)
             for factor, share in member.factors:
-                laws.append((said, member.view.outcome, factor))
+                laws.append((said, member.view.outcome, factor, drift))
                 part = member.weight * share / count
                 shares.append(torch.full((count,), part, dtype=torch.float64))
         shares_of_all = torch.cat(shares)
@@ -189,6 +216,7 @@ class Learned:
             "choice": self.choice,
             "reason": self.reason,
             "scales": self.scales,
+            "drift": None if self.drift is None else asdict(self.drift),
         }
         write(folder / "learned.json", json.dumps(with_checksum(value), indent=1).encode())
 
@@ -211,18 +239,22 @@ class Learned:
             members, float(value["scale"]),
             torch.tensor(value["strangeness"], dtype=torch.float64), value["choice"],
             str(value["reason"]), value["scales"],
+            None if value.get("drift") is None else Drift(**value["drift"]),
         )  # fmt: skip
 
 
-def _joined(parts: list[tuple[Networks, Outcome, float]]) -> Distribution:
+def _joined(parts: list[tuple[Networks, Outcome, float, Tensor | None]]) -> Distribution:
     """The laws of all networks, (network, n, target), each at its factor. Views of one mixture
     differ in their likelihood only where noise is normal."""
-    laws = [said.law(outcome, factor) for said, outcome, factor in parts]
+    laws = [said.law(outcome, factor, drift) for said, outcome, factor, drift in parts]
     if isinstance(laws[0], Normal):
         locs, scales = zip(*[(law.loc, law.scale.expand_as(law.loc)) for law in laws], strict=True)  # type: ignore[attr-defined]
         return Normal(torch.cat(locs), torch.cat(scales), validate_args=False)
     if isinstance(laws[0], ZeroOrLogNormal):
         own = [(law.logits, law.loc, law.scale) for law in laws]  # type: ignore[attr-defined]
         return ZeroOrLogNormal(*map(torch.cat, zip(*own, strict=True)))
-    outcome = parts[0][1]
-    return Networks(torch.cat([said.outputs for said, _, _ in parts]), None).law(outcome)
+    outputs = torch.cat([said.outputs for said, _, _, _ in parts])
+    drift = parts[0][3]
+    if drift is not None:
+        drift = torch.cat([own for _, _, _, own in parts if own is not None])
+    return Networks(outputs, None).law(parts[0][1], drift=drift)

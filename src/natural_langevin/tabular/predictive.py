@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributions import Bernoulli, Distribution, Normal
 
-from natural_langevin.likelihoods.distributions import ZeroOrLogNormal
+from natural_langevin.likelihoods.distributions import NegativeBinomial, ZeroOrLogNormal
 from natural_langevin.likelihoods.mixtures import check_level, search
 from natural_langevin.tabular.outcome import Outcome
 
@@ -48,19 +48,30 @@ class Networks:
             self.outputs[numbers], None if self.variance is None else self.variance[numbers]
         )
 
-    def law(self, outcome: Outcome, scale: float | Tensor = 1.0) -> Distribution:
+    def law(
+        self, outcome: Outcome, scale: float | Tensor = 1.0, drift: Tensor | None = None
+    ) -> Distribution:
         """p(u | x, theta) of every network on the sampled scale, (network, n, target); normal noise
-        (of a positive amount's logarithm too) is multiplied by ``scale``."""
+        (of a positive amount's logarithm too) is multiplied by ``scale``. ``drift``: the deviation,
+        (n, 1) or (network, n, 1), of one more normal variable that is added to it; of counts to the
+        logarithm of their rate, whose mean stays."""
         state = {}
         if self.variance is not None:
             state = {"variance": self.variance.double().reshape(-1, 1, 1)}
         outputs = self.outputs.double()
         law = outcome.likelihood.distribution(outputs, state)
         assert law is not None
-        if isinstance(law, Normal):
-            law = Normal(law.loc, scale * law.scale, validate_args=False)
-        if isinstance(law, ZeroOrLogNormal):
-            law = ZeroOrLogNormal(law.logits, law.loc, scale * law.scale)
+        if isinstance(law, Normal | ZeroOrLogNormal):
+            width = scale * law.scale
+            width = width if drift is None else torch.hypot(width, drift.expand_as(law.loc))
+            if isinstance(law, Normal):
+                return Normal(law.loc, width, validate_args=False)
+            return ZeroOrLogNormal(law.logits, law.loc, width)
+        if drift is not None and outcome.task == "count":  # a gamma variable for the log-normal
+            mean = law.mean
+            excess = (law.variance - mean) / mean.square()
+            excess = ((1 + excess) * drift.square().clamp_max(10.0).exp() - 1).clamp_min(1e-6)
+            return NegativeBinomial(1 / excess, logits=(mean * excess).log(), validate_args=False)
         return law
 
 
@@ -223,7 +234,7 @@ class Predictive:
         if self._outcome.noise == "bernoulli":
             drawn = (rng.random(mean.shape) < mean).astype(np.float64)
             return self._shaped(torch.from_numpy(drawn))
-        if self._outcome.noise == "overdispersed":  # a Poisson whose rate is a gamma variable
+        if isinstance(law, NegativeBinomial):  # a Poisson whose rate is a gamma variable
             excess = variance - mean
             mean = rng.gamma(mean**2 / excess, excess / mean)
         return self._shaped(torch.from_numpy(rng.poisson(mean).astype(np.float64)))

@@ -27,11 +27,11 @@ from natural_langevin.run.loop import DivergenceError
 from natural_langevin.tabular import crossvalidation
 from natural_langevin.tabular.crossvalidation import Clock, TableFit, Trial
 from natural_langevin.tabular.inputs import FAR, FURTHER, fit_inputs, plain_inputs
-from natural_langevin.tabular.learned import CHUNK, Learned, Member
+from natural_langevin.tabular.learned import CHUNK, Drift, Learned, Member
 from natural_langevin.tabular.outcome import Outcome, outcomes
 from natural_langevin.tabular.settings import AUTO, DEEP_FROM, MANY, UNITS, Settings
 from natural_langevin.tabular.views import View
-from natural_langevin.tabular.weighing import HeldOut, Weighed, mean_bound, rows_nll, weigh
+from natural_langevin.tabular.weighing import HeldOut, Weighed, drifts, mean_bound, rows_nll, weigh
 
 __all__ = ["CHUNK", "Learned", "learn", "refit", "settings_from"]
 
@@ -54,6 +54,7 @@ def learn(
     settings: Settings | None = None,
     *,
     classes: int = 0,
+    time: int | None = None,
     sample_weight: Any = None,
     device: str | None = None,
     progress: bool = False,
@@ -63,6 +64,8 @@ def learn(
     target labels (n,) below ``classes``, of a "regression" or "count" numbers (n, target) in their
     own units.
 
+    ``time``: the place of a date among the inputs; predictions of numbers after the last of them
+    are the wider the later, as chains that saw the past alone find rows after it.
     ``sample_weight`` (n,): a row of weight 2 counts as two rows. ``checkpoint``: a folder; a call
     with the same arguments goes on from what it holds.
 
@@ -78,7 +81,7 @@ def learn(
     count, num_data = _repetitions(weights)
     fit = TableFit(
         x, y, settings, _fold_rows(y, settings, offered[0]), count, num_data, device, progress,
-        checkpoint, Clock(settings.seconds),
+        checkpoint, Clock(settings.seconds), _pasts(x, time, offered[0]),
     )  # fmt: skip
     seen = x if count is None else x.repeat_interleave(count, dim=0)
     first = plain_inputs(x.shape[1], settings.dtype, FAR)
@@ -93,7 +96,10 @@ def learn(
         trials.run(view)
     for view in _more(trials, asked, seen):
         trials.run(view)
-    learned = _on_all_rows(fit, *trials.weighed())
+    best, weighed = trials.weighed()
+    learned = _on_all_rows(fit, best, weighed)
+    if time is not None and fit.past:
+        learned = replace(learned, drift=_drift(fit, time, best, weighed))
     return replace(learned, choice=trials.choice(learned), reason=trials.reason(learned))
 
 
@@ -212,6 +218,22 @@ def _fold_rows(y: Tensor, settings: Settings, outcome: Outcome) -> list[Tensor]:
     return crossvalidation.split(len(y), folds, settings.seed, labels, settings.held_out)
 
 
+def _pasts(x: Tensor, time: int | None, outcome: Outcome) -> list[crossvalidation.Past]:
+    if time is None or outcome.classes:
+        return []
+    return crossvalidation.pasts(x[:, time].double())
+
+
+def _drift(fit: TableFit, time: int, trials: Sequence[Trial], weighed: Weighed) -> Drift:
+    """What the views of the mixture found of the future of the past."""
+    times = fit.x[:, time].double()
+    unit = float(times.max() - times.min())
+    views = [HeldOut(trial.view.outcome, trial.later) for trial in trials]
+    after = torch.cat([past.after for past in fit.past]) / unit
+    parts = drifts(views, weighed, fit.y[torch.cat([past.asked for past in fit.past])], after)
+    return Drift(time, float(times.max()), unit, parts)
+
+
 def _without_folds(fit: TableFit, view: View) -> Learned:
     trial = Trial(view, fit.plan(view, fit.first_scale), [], ({}, {}))
     learned = _on_all_rows(fit, [trial], Weighed([], [1.0], [[[1.0, 1.0]]]))
@@ -242,7 +264,10 @@ def refit(
         posterior = fit.on_all_rows(trial, len(before.healthy))
         sound = fit.sound(member.view, posterior)
         members.append(replace(member, posterior=posterior, sound=sound))
-    return replace(learned, members=members)
+    drift = learned.drift
+    if drift is not None:
+        drift = replace(drift, last=max(drift.last, float(x[:, drift.place].max())))
+    return replace(learned, members=members, drift=drift)
 
 
 def _on_all_rows(fit: TableFit, trials: Sequence[Trial], weighed: Weighed) -> Learned:

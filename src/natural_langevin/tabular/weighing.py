@@ -44,6 +44,9 @@ FACTORS, PRIOR_ROWS, MORE_UPDATES = (0.5, 0.7, 1.0, 1.4, 2.0, 4.0), 10.0, 100
 #: Factors of a smaller share of a view's weight are left out.
 LEAST_SHARE = 0.003
 
+#: Drifts of a target that are offered, in its deviations after as long a time as was seen, powers
+#: of time by which they grow, and how many rows the future of the past counts as.
+DRIFTS, DRIFT_POWERS, DRIFT_ROWS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0), (0.5, 1.0), 20
 #: Where means may be bounded, in units of where they are.
 BOUNDS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12)
 #: With fewer held-out rows nothing is made surer: on eleven tables cut down to 10 rows that cost
@@ -126,6 +129,25 @@ def mean_bound(views: Sequence[HeldOut], found: Weighed, y: Tensor) -> float | N
     return min((part * largest for part in BOUNDS), key=squares)
 
 
+def drifts(views: Sequence[HeldOut], found: Weighed, y: Tensor, after: Tensor) -> list[list[float]]:
+    """[c, h, its probability] of a drift of deviation c (t / unit)^h, t ``after`` the last row that
+    was seen, given rows that views of the past say this of.
+
+    Rows after one moment are as far off as each other: they count as DRIFT_ROWS."""
+    offered = [(0.0, 1.0), *((c, h) for h in DRIFT_POWERS for c in DRIFTS)]
+    log_posterior = []
+    for c, h in offered:
+        parts = [
+            densities(view, y, factor, c * after**h) + math.log(weight * share)
+            for view, weight, own in zip(views, found.weight, found.factors, strict=True)
+            for factor, share in own if weight
+        ]  # fmt: skip
+        whole = torch.stack(parts).logsumexp(0)
+        log_posterior.append(float(whole.mean()) * min(len(y), DRIFT_ROWS))
+    share = torch.tensor(log_posterior, dtype=torch.float64).softmax(0)
+    return [[c, h, s] for (c, h), s in zip(offered, share.tolist(), strict=True) if s > 0.01]
+
+
 def rows_nll(view: HeldOut, y: Tensor) -> Tensor:
     """-ln p of every held-out row, (n,), at the one scale of noise that suits all of them best."""
     offered = _offered(SCALES, view.outcome, len(y))
@@ -158,20 +180,23 @@ def _levels(views: Sequence[HeldOut], y: Tensor, weights: Tensor, factors: list[
     return torch.maximum(1 - 2 * below[0], 2 * below[1] - 1).clamp_min(0.0).amax(1)
 
 
-def _by_fold(view: HeldOut, y: Tensor, scale: float) -> Iterator[tuple[Predictive, Tensor]]:
+def _by_fold(
+    view: HeldOut, y: Tensor, scale: float, drift: Tensor | None = None
+) -> Iterator[tuple[Predictive, Tensor]]:
     """The mixture of a view's networks for every fold, and the targets of its rows."""
     sizes = [fold.outputs.shape[1] for fold in view.folds]
-    for fold, own in zip(view.folds, y.split(sizes), strict=True):
+    parts = [None] * len(sizes) if drift is None else drift[:, None].split(sizes)
+    for fold, own, more in zip(view.folds, y.split(sizes), parts, strict=True):
         shares = torch.full((len(fold.outputs),), 1 / len(fold.outputs), dtype=torch.float64)
-        yield Predictive(view.outcome, fold.law(view.outcome, scale), shares, flat=False), own
+        yield Predictive(view.outcome, fold.law(view.outcome, scale, more), shares, flat=False), own
 
 
-def densities(view: HeldOut, y: Tensor, scale: float = 1.0) -> Tensor:
-    """ln p(y_n) of the held-out rows: (n,)."""
+def densities(view: HeldOut, y: Tensor, scale: float = 1.0, drift: Tensor | None = None) -> Tensor:
+    """ln p(y_n) of the held-out rows: (n,); ``drift`` (n,): see ``Networks.law``."""
     if view.outcome.classes:
         p = _probabilities(view)[torch.arange(len(y)), y]
         return p.clamp_min(torch.finfo(torch.float64).tiny).log()
-    parts = [torch.as_tensor(said.log_prob(own)) for said, own in _by_fold(view, y, scale)]
+    parts = [torch.as_tensor(said.log_prob(own)) for said, own in _by_fold(view, y, scale, drift)]
     # A network that ran far away without becoming infinite explains nothing, and may say NaN.
     return torch.cat(parts).nan_to_num(nan=LEAST_DENSITY).clamp_min(LEAST_DENSITY)
 

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
+import pytest
+import torch
 
 from natural_langevin.sklearn import NaturalLangevinRegressor
+from natural_langevin.tabular.crossvalidation import pasts
+from natural_langevin.tabular.learned import Learned
+from natural_langevin.tabular.outcome import Outcome
+from natural_langevin.tabular.predictive import Networks
+from natural_langevin.tabular.recipe import learn, refit
+from natural_langevin.tabular.settings import Settings
 
 
 def test_intervals_widen_with_the_distance_from_the_last_date() -> None:
@@ -21,3 +32,53 @@ def test_intervals_widen_with_the_distance_from_the_last_date() -> None:
     assert (np.diff(width) > 0).all()
     assert width[-1] > 2 * width[0]
     assert low[2] < 6.0 < high[2]  # where the trend would be after 300 days
+
+
+def test_a_walk_goes_further_the_later_and_what_was_saved_says_so(tmp_path: Path) -> None:
+    """Of a random walk, the past's future is far from what it expected: the drift is learned, only
+    rows after the last date have it, and a second fit on later rows moves its beginning."""
+    walk = torch.from_numpy(np.random.default_rng(1).normal(size=(80, 1)).cumsum(0))
+    x = torch.linspace(-1.7, 1.7, 80).double()[:, None]
+    settings = Settings(steps=100, folds=2, noise="constant", activation="relu", hidden=(10,))
+    learned = learn(x, walk, "regression", settings, time=0)
+    assert learned.drift is not None
+    assert learned.drift.last == float(x.max())
+    plain = replace(learned, drift=None)
+    later = torch.tensor([[0.0], [1.7], [2.7], [3.7]], dtype=torch.float64)
+    own, without = learned.predictive(later).std, plain.predictive(later).std
+    assert (own[:2] == without[:2]).all()
+    assert (own[2:] > without[2:]).all()
+    c, h, share = np.array(learned.drift.parts).T
+    unit = learned.drift.unit
+    expected = share @ (c[:, None] * (np.array([1.0, 2.0]) / unit) ** h[:, None]) ** 2 / share.sum()
+    more = (own[2:] ** 2 - without[2:] ** 2) / walk.var(correction=0).numpy()
+    np.testing.assert_allclose(more, expected, rtol=0.05)  # shared out over a few networks
+    learned.save(tmp_path)
+    assert (Learned.load(tmp_path).predictive(later).std == own).all()
+    more_rows = torch.cat([x, x + 3.5])
+    again = refit(learned, more_rows, torch.cat([walk, walk]))
+    assert again.drift is not None
+    assert again.drift.last == float(more_rows.max())
+
+
+@pytest.mark.parametrize("noise", ["poisson", "overdispersed"])
+def test_a_drift_of_counts_keeps_their_mean_and_widens_them(noise: str) -> None:
+    """Var = m + m^2 (E rate^2 / m^2 - 1), with a log-normal rate of that drift."""
+    outcome = Outcome("count", noise)
+    outputs = torch.randn(3, 5, outcome.outputs, dtype=torch.float64)
+    drift = torch.linspace(0.1, 1.0, 5).double()[:, None]
+    plain, wide = (Networks(outputs, None).law(outcome, drift=d) for d in (None, drift))
+    torch.testing.assert_close(wide.mean, plain.mean)
+    excess = (plain.variance - plain.mean) / plain.mean**2
+    expected = plain.mean + plain.mean**2 * ((1 + excess) * (drift**2).exp() - 1)
+    torch.testing.assert_close(wide.variance, expected)
+
+
+def test_the_past_is_what_came_before_whatever_the_rows_order() -> None:
+    time = torch.arange(100.0)[torch.randperm(100, generator=torch.Generator().manual_seed(0))]
+    for past in pasts(time):
+        moment = time[past.seen].max()
+        assert bool((time[past.asked] > moment).all())
+        torch.testing.assert_close(past.after, time[past.asked] - moment)
+    assert [len(past.seen) for past in pasts(time)] == [50, 75]
+    assert not pasts(time % 20)

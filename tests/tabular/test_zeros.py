@@ -1,5 +1,5 @@
-"""Amounts with many zeros: the two parts against numbers from the definition, and when they are
-tried."""
+"""Amounts and counts with many zeros: the two parts against numbers from the definition, and when
+they are tried."""
 
 from __future__ import annotations
 
@@ -156,3 +156,55 @@ def test_a_table_of_half_zeros_is_learned_in_two_parts() -> None:
     assert found.zero[there].mean() < 0.3
     assert found.zero[~there].mean() > 0.7
     assert found.mean[there].mean() > 3 * found.mean[~there].mean()
+
+
+def counts(zeros: float, rows: int = 400) -> torch.Tensor:
+    """Negative binomial counts, 6 % of them 0, and this share of zeros beside theirs."""
+    rng = np.random.default_rng(0)
+    y = rng.negative_binomial(4, 0.5, rows) * (rng.random(rows) >= zeros)
+    return torch.from_numpy(y).double()[:, None]
+
+
+def test_counts_are_tried_in_two_parts_where_a_tenth_is_zero() -> None:
+    offered = [[one.noise for one in outcomes("count", counts(z), Settings())] for z in (0, 0.4)]
+    assert offered == [["poisson", "overdispersed"], ["poisson", "overdispersed", "hurdle"]]
+    with pytest.raises(DataError, match="amounts or counts"):
+        outcomes("count", counts(0) + 1, Settings(noise="hurdle"))
+
+
+def test_counts_in_two_parts_are_a_law_of_whole_numbers() -> None:
+    """Probabilities sum to 1 and are the steps of the distribution function; the median and draws
+    are counts, and 0 is as probable as the first part says."""
+    (outcome,) = outcomes("count", counts(0.4), Settings(noise="hurdle"))
+    outputs = torch.tensor([[[0.4, 0.1, -1.0], [-1.0, 1.5, 0.0], [-3.0, -2.0, -0.5]],
+                            [[1.0, -0.3, -2.0], [-0.5, 0.2, -1.0], [2.0, 0.4, 0.2]]])  # fmt: skip
+    law = Networks(outputs, None).law(outcome)
+    found = Predictive(outcome, law, torch.tensor([0.3, 0.7]), flat=True)
+    every = np.arange(400)
+    p = np.exp([found.log_prob(np.full(3, k)) for k in every])
+    below = np.array([found.cdf(np.full(3, k)) for k in every])
+    np.testing.assert_allclose(p.cumsum(0), below, atol=1e-9)
+    np.testing.assert_allclose(below[-1], 1.0, atol=0.01)
+    assert found.zero is not None
+    np.testing.assert_allclose(p[0], found.zero)
+    for level in (0.05, 0.5, 0.95):
+        np.testing.assert_array_equal(found.quantile(level), (below < level).sum(0))
+    drawn = found.sample(4000)
+    assert (drawn == drawn.round()).all()
+    for k in range(4):
+        np.testing.assert_allclose((drawn == k).mean(0), p[k], atol=0.04)
+    assert np.isneginf(found.log_prob(np.full(3, 1.5))).all()
+
+
+def test_counts_in_two_parts_are_learned() -> None:
+    """Zeros by one column, how many by another."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 2))
+    y = torch.from_numpy(rng.poisson(np.exp(1.5 + 0.4 * x[:, 1])) * (x[:, 0] > 0)).double()
+    settings = Settings(noise="hurdle", steps=300, folds=2, hidden=(10,))
+    learned = learn(torch.from_numpy(x), y[:, None], "count", settings)
+    found = learned.predictive(torch.tensor([[-2.0, 0.0], [2.0, -1.0], [2.0, 1.0]]).double())
+    assert found.zero is not None
+    assert found.zero[0] > 0.8
+    assert found.zero[1] < 0.2
+    assert 3 * found.mean[1] > found.mean[2] > found.mean[1] > 1

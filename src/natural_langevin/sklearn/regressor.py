@@ -27,8 +27,8 @@ class NaturalLangevinRegressor(RegressorMixin, NaturalLangevinEstimator):  # typ
 
     Held-out rows choose whether the noise has one size or depends on the inputs, and whether a
     skewed positive target is sampled as its logarithm (``noise``, ``log``). If a tenth of the
-    targets is exactly 0, a hurdle model is tried too, zero or a positive amount
-    (``noise="hurdle"``; ``predict_dist(X).zero``, as of counts, is the probability of 0).
+    targets is exactly 0, a hurdle model is tried too, zero or a positive amount or count
+    (``noise="hurdle"``; ``predict_dist(X).zero``, as of all counts, is the probability of 0).
     ``task="count"``: targets 0, 1, 2, ... with Poisson or overdispersed noise; "auto" is that where
     targets look like counts (``tabular.target.are_counts``), and "regression" otherwise.
 

@@ -2,7 +2,9 @@
 
 A real target is sampled as u = (y - mean) / scale, or u = (ln y - mean) / scale; its density is
 that of u times |du/dy|, exactly, so that both can be compared and neither needs to be undone by
-guesswork. Of amounts with many zeros ("hurdle") u = exp((ln y - mean) / scale), and 0 stays 0.
+guesswork. Of amounts with many zeros ("hurdle") u = exp((ln y - mean) / scale), and 0 stays 0. So
+are counts: a positive count y stands for the numbers
+from y - 1/2 to y + 1/2, of which every row has one, at random, to learn from.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -26,15 +28,16 @@ KINDS = {
     "ordinal": ("ordinal",),
     "multilabel": ("bernoulli",),
     "regression": ("constant", "varying", "hurdle"),
-    "count": ("poisson", "overdispersed"),
+    "count": ("poisson", "overdispersed", "hurdle"),
 }
+HURDLE = "hurdle"
 #: Positive targets more skewed than this are also tried as their logarithm.
 SKEWED = 1.0
 #: Rows that it takes to say that a target is never negative, or never above one of these, and the
 #: share of them that must be near it.
 FEWEST_BOUNDED, UPPER, NEAR_THE_END = 20, (1.0, 100.0), 0.02
-#: The share of rows that are exactly 0, and the number of positive ones, from which on amounts are
-#: tried in two parts: whether there is one, and how much.
+#: The share of rows that are exactly 0, and the number of positive ones, from which on amounts and
+#: counts are tried in two parts: whether there is one, and how much.
 MANY_ZEROS, FEWEST_AMOUNTS = 0.1, 20
 
 
@@ -75,13 +78,18 @@ class Outcome:
 
     @property
     def real(self) -> bool:
-        """Whether targets are real numbers, which are sampled on a scale of their own."""
-        return self.task == "regression"
+        """Whether targets are sampled as real numbers, on a scale of their own."""
+        return self.task == "regression" or self.two_parts
+
+    @property
+    def whole(self) -> bool:
+        """Whether what is sampled as a real number is a count."""
+        return self.task == "count" and self.two_parts
 
     @property
     def two_parts(self) -> bool:
         """Whether it is asked first if there is an amount at all, and then how large it is."""
-        return self.noise == "hurdle"
+        return self.noise == HURDLE
 
     @property
     def outputs(self) -> int:
@@ -97,7 +105,7 @@ class Outcome:
             inputs, self.outputs, settings.layers, activation=settings.function,
             seed=settings.seed,
         )  # fmt: skip
-        if self.task == "count":  # rates start at the average count
+        if self.task == "count" and not self.two_parts:  # rates start at the average count
             found = nn.Sequential(found, _shift(self.mean, self.outputs))
         return found.to(settings.dtype)
 
@@ -105,6 +113,7 @@ class Outcome:
         """Targets (n,) of classes, or (n, target) in their own units, as they are sampled."""
         if self.classes or not self.real:
             return y
+        y = _between_counts(y) if self.whole else y
         values = y.log() if self.log or self.two_parts else y
         found = (values - y.new_tensor(self.mean)) / y.new_tensor(self.scale)
         return found.exp() if self.two_parts else found
@@ -164,18 +173,20 @@ def outcomes(
         raise DataError(f"noise must be one of {KINDS[task]}, got {unknown[0]!r}")
     if task == "multilabel":
         return [Outcome(task, "bernoulli", mean=(0.0,) * y.shape[1], scale=(1.0,) * y.shape[1])]
+    often = float(share[y[:, 0] == 0].sum()) >= MANY_ZEROS
     if task == "count":
         mean = (share * y).sum(0).clamp_min(1e-3).log()
-        return [Outcome(task, kind, mean=tuple(mean.tolist())) for kind in kinds]
+        parts = _amounts(_between_counts(y), share, None)
+        found = [Outcome(task, kind, mean=tuple(mean.tolist())) for kind in kinds if kind != HURDLE]
+        if HURDLE in kinds and parts is not None and (not found or often):
+            found.append(replace(parts, task=task))
+        return found or _refused()
     count = len(y) if weights is None else float(weights.sum())
     found, upper = [], _upper(y, share, count)
     amounts = _amounts(y, share, upper)
-    if kinds == ("hurdle",) and amounts is None:
-        raise DataError(
-            'noise="hurdle" needs one target of amounts, none negative, with zeros and with at '
-            f"least {FEWEST_AMOUNTS} that are not"
-        )
-    kinds, plain = tuple(kind for kind in kinds if kind != "hurdle"), kinds
+    if kinds == (HURDLE,) and amounts is None:
+        _refused()
+    kinds, plain = tuple(kind for kind in kinds if kind != HURDLE), kinds
     bounded = upper is not None or _bounded(y, share, count)
     for log in _logs(y, share, settings.log):
         values = y.log() if log else y
@@ -192,10 +203,22 @@ def outcomes(
             ends=() if log else tuple(zip(y.amin(0).tolist(), y.amax(0).tolist(), strict=True)),
         )  # fmt: skip
         found += [replace(one, noise=kind) for kind in kinds]
-    often = float(share[y[:, 0] == 0].sum()) >= MANY_ZEROS
-    if amounts is not None and "hurdle" in plain and (often or not kinds):
+    if amounts is not None and HURDLE in plain and (often or not kinds):
         found.append(amounts)
     return found
+
+
+def _refused() -> NoReturn:
+    raise DataError(
+        'noise="hurdle" needs one target of amounts or counts, none negative, with zeros and with '
+        f"at least {FEWEST_AMOUNTS} that are not"
+    )
+
+
+def _between_counts(y: Tensor) -> Tensor:
+    """Positive counts, each with a number from -1/2 to 1/2 that is added."""
+    near = torch.rand(y.shape, generator=torch.Generator().manual_seed(0), dtype=y.dtype)
+    return torch.where(y > 0, y + near - 0.5, y)
 
 
 def _amounts(y: Tensor, share: Tensor, upper: float | None) -> Outcome | None:

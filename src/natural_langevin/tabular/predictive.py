@@ -155,6 +155,8 @@ class Predictive:
         values = self._given(y)
         u, jacobian = self._sampled(values)
         terms = self._law.log_prob(u.nan_to_num(0.0)) + jacobian
+        if self._outcome.whole and isinstance(self._law, ZeroOrLogNormal):
+            terms = self._of_counts(self._law, values, terms)
         if isinstance(self._law, Normal):  # at the ends is a probability, and no density
             for end, sign in ((0.0 if self.bounded else math.nan, 1), (self.upper, -1)):
                 if bool((values == end).any()):
@@ -165,9 +167,22 @@ class Predictive:
         terms = torch.where(terms.isnan(), -torch.inf, terms)
         return torch.logsumexp(terms + self._weights.log()[:, None], 0).numpy()
 
+    def _of_counts(self, law: ZeroOrLogNormal, y: Tensor, density: Tensor) -> Tensor:
+        """ln P(y) of counts: of all amounts from y - 1/2 to y + 1/2 (of 1: below 3/2)."""
+        above = [
+            torch.special.ndtr((law.loc - self._sampled(end)[0].log()) / law.scale)
+            for end in (torch.where(y > 1, y - 0.5, 0.0), y + 0.5)
+        ]
+        inside = law.probs * (above[0] - above[1])
+        # Far out in a tail the density is what rounding leaves.
+        terms = torch.where((y > 0) & (inside > 1e-12), inside.log(), density)
+        return torch.where(y == y.round(), terms, -torch.inf)
+
     def cdf(self, y: Any) -> Array:
         """P(Y <= y) of every component."""
         values = self._given(y)
+        if self._outcome.whole:
+            values = values.floor() + 0.5 * (values >= 1)
         below = self._cdf(self._sampled(values)[0])
         below = torch.where(values < 0, 0.0, below) if self.bounded else below
         return self._shaped(torch.where(values >= self.upper, 1.0, below))
@@ -296,7 +311,9 @@ class Predictive:
 
     def _own(self, u: Tensor) -> Tensor:
         if self._outcome.two_parts:
-            return (self._mean + self._scale * u.log()).exp()
+            amount = (self._mean + self._scale * u.log()).exp()
+            counted = torch.where(amount > 0, (amount - 0.5).ceil().clamp_min(1.0), 0.0)
+            return counted if self._outcome.whole else amount
         y = self._mean + self._scale * u
         y = y.clamp_min(0.0) if self.bounded else y
         return (y.exp() if self._outcome.log else y).clamp_max(self.upper)

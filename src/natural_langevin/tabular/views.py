@@ -124,7 +124,7 @@ def describe(outcome: Outcome) -> str:
     noise = {
         "constant": "noise of one size",
         "varying": "noise that depends on the inputs",
-        "hurdle": "zero or an amount",
+        "hurdle": "zero or a count" if outcome.whole else "zero or an amount",
         "poisson": "Poisson counts",
         "overdispersed": "overdispersed counts",
         "categorical": "classes",

@@ -158,8 +158,8 @@ def rows_nll(view: HeldOut, y: Tensor) -> Tensor:
 
 
 def _offered(factors: Sequence[float], outcome: Outcome, rows: int) -> list[float]:
-    """None below 1 where few rows speak for it, and 1 alone for counts and classes."""
-    if outcome.task != "regression":
+    """None below 1 where few rows speak for it, and 1 alone for rates and classes."""
+    if not outcome.real:
         return [1.0]
     return [factor for factor in factors if rows >= FEWEST_SURER or factor > 0.999]
 
@@ -169,7 +169,7 @@ def _levels(views: Sequence[HeldOut], y: Tensor, weights: Tensor, factors: list[
     1 - 2 P(Y <= y) and 2 P(Y < y) - 1 the larger, which differ by more than a sign where y has a
     probability (0 of amounts, 100 of percentages). Of several targets the largest."""
     # At (and in front of) y; counts keep the wider P(Y <= y) for both.
-    real = views[0].outcome.real
+    real = views[0].outcome.task == "regression"
     ends = (y, torch.nextafter(y, torch.tensor(-math.inf, dtype=y.dtype)) if real else y)
     below = torch.zeros(2, len(y), y.shape[1], dtype=torch.float64)
     for own, view in zip(weights.tolist(), views, strict=True):

@@ -441,7 +441,7 @@ def main(arguments: list[str] | None = None) -> None:
     work = functools.partial(_by_name, (options.seeds, options.sets))
     for name, row in side_by_side(work, names, options.jobs):
         keep(name, row)
-    for part in set(options.parts) - set(beside):
+    for part in (p for p in options.parts if p in SPREAD):
         for case, run in wanted(part, jobs=options.jobs).items():
             keep(f"{part}: {case}", _run(run))
     columns = ("part", "case", "figures", "before", "goal", "met", "said")

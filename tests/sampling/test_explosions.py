@@ -52,6 +52,25 @@ def test_the_metric_of_a_run_before_fades() -> None:
     assert (table.step_size == 0.1).all()
 
 
+def test_chains_that_come_downhill_begin_with_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are fitted have no gradients, so the first metrics are far too wide: two chains of
+    four went to tau = 200 in eight schools, and what the metric learned there kept them there."""
+    table = RatesTable.build(0.1, lambda t: 0.5, stop=6, chains=2)
+    table.rise(4)
+    assert table.step_size[:, 1].tolist() == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1, 0.1])
+    assert (table.values[:, -2] == 0.5).all()
+    table.rise(0)
+    assert table.step_size[0].tolist() == pytest.approx([0.025, 0.025])
+
+    asked: list[int] = []
+    monkeypatch.setattr(RatesTable, "rise", lambda _, steps: asked.append(steps))
+    plan = replace(sampler().plan(wave(40), 24), descent=None)
+    sampler().sample(wave(40), plan=plan, progress=False)
+    assert not asked
+    sampler().sample(wave(40), plan=replace(plan, descent=USUAL.descent), progress=False)
+    assert asked == [2]
+
+
 def chosen(monkeypatch: pytest.MonkeyPatch, scores: torch.Tensor) -> recipe.Choice:
     """By a trial with these -ln densities, (scale, row)."""
     scales = (0.2, 1.0, 5.0, 25.0)

@@ -115,6 +115,11 @@ class RatesTable:
         decay = self.values[:, -2]
         decay /= 1 + batches * decay
 
+    def rise(self, steps: int) -> None:
+        """Makes the first so many steps begin near 0 and grow."""
+        first = self.step_size[: max(steps, 0)]
+        first *= torch.arange(1, len(first) + 1).to(first)[:, None] / max(steps, 1)
+
     def of_chains(self, ids: Tensor) -> RatesTable:
         """The table of these chains."""
         shared = self.values[:, -2:]

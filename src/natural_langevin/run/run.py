@@ -404,6 +404,9 @@ def _prepared(
         )  # fmt: skip
         # As does the metric: that of a few batches alone throws chains away which fit their rows.
         engine.rates.remember(plan.end.rule.remembered)
+    elif plan.descent is not None and planned is not None:
+        # Nor is one known where the descent ends: gradients of few rows that are fitted vanish.
+        engine.rates.rise(phase.burn_in // 4)
     return step_size, engine, state
 
 

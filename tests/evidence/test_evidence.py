@@ -88,6 +88,9 @@ def test_integration_and_stones_of_a_known_ladder(d: int, largest: float) -> Non
         moved[k] += 1
         change = float(ladder.thermodynamic(beta, moved, variance)[0] - total)
         assert change == pytest.approx(float(weight[k]), rel=1e-6, abs=1e-9)
+    variance[-1] *= 1e6  # draws of a chain that has not mixed
+    wrong = float(ladder.thermodynamic(beta, mean, variance)[0] - total)
+    assert abs(wrong) < 0.1 * d
     g = torch.Generator().manual_seed(0)
     draws = []
     for b in beta:

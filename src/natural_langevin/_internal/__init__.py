@@ -1,4 +1,4 @@
-"""Tools that know nothing of sampling: files, tensors on disk, progress, memory.
+"""Tools independent of sampling: files, tensors on disk, progress, memory.
 
 Imports nothing of the package; everything may import it.
 """

@@ -1,4 +1,4 @@
-"""A file appears under its name whole, or not at all.
+"""Atomic writing of files.
 
 Ours, since what writes files elsewhere (``torch.save``, safetensors) neither waits for the disk nor
 keeps the former file until the new one is whole.

@@ -1,4 +1,4 @@
-"""Where files are kept that can be had again: one folder of the user's cache."""
+"""The cache folder, for files that can be made or downloaded again."""
 
 from __future__ import annotations
 

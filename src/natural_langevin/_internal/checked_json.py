@@ -1,4 +1,4 @@
-"""JSON read without trust, written whole, and with a checksum: damage and edits are noticed."""
+"""JSON with a checksum, written atomically and validated when read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that somebody gives: a network, a state dict, or one of either for every chain."""
+"""Given weights: a network, a state dict, or one of either for every chain."""
 
 from __future__ import annotations
 

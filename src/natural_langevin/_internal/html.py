@@ -1,4 +1,4 @@
-"""What a notebook shows of an object (``_repr_html_``): a caption, a table and sentences.
+"""HTML for notebooks (``_repr_html_``): a caption, a table and sentences.
 
 Every text is escaped, and control characters are written out: names of columns, classes and modules
 may hold anything. No style of our own but the alignment, so that a notebook's theme holds.

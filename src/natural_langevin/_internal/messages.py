@@ -1,4 +1,4 @@
-"""Text of others in our messages: of bounded length, and without what a terminal would obey."""
+"""Foreign text in messages: of bounded length, and without terminal control codes."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class OneAtATime:
         self.lock, self._process = threading.RLock(), os.getpid()
 
     def acquire(self) -> bool:
-        """Whether this thread may go on; what a fork's parent was doing does not count."""
+        """Whether this thread may continue; a fork does not inherit the lock of its parent."""
         if self._process != os.getpid():
             self._renew()
         return self.lock.acquire(blocking=False)

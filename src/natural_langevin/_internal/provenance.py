@@ -60,7 +60,7 @@ def provenance(model: nn.Module, **parts: Any) -> dict[str, Any]:
 def check_provenance(
     folder: Path, there: Mapping[str, Any], here: Mapping[str, Any], *, error: type[Exception]
 ) -> None:
-    """Says that a run goes on with other versions; raises ``error`` where its code has changed.
+    """Logs that a run continues with other versions; raises ``error`` if its code has changed.
 
     What an older version wrote notes nothing, and nothing is compared."""
     if not there or not here:

@@ -29,7 +29,7 @@ def check_same_run(
     remedy: str,
     error: type[Exception],
 ) -> None:
-    """Raises ``error`` where the run described in a folder is not the one that is about to go on.
+    """Raises ``error`` if the run described in a folder is not the current one.
 
     It names all settings that differ, and both values of the first."""
     names = differing(here, there)

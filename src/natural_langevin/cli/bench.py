@@ -1,4 +1,4 @@
-"""``natural-langevin bench``: what a step costs here, beside SGD's."""
+"""``natural-langevin bench``: the cost of a step on this machine, beside SGD's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The terminal: what a file's cells or a folder's name hold is shown there, never obeyed."""
+"""The terminal: text from files and folder names is shown, never interpreted."""
 
 from __future__ import annotations
 

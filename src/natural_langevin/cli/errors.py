@@ -27,7 +27,7 @@ from natural_langevin.tabular.run import RunFolderError
 
 
 class UsageError(ValueError):
-    """An option that cannot be had."""
+    """An invalid option."""
 
 
 EXPECTED = (

@@ -1,4 +1,4 @@
-"""Where a command writes: never over what it reads, and no codes to a terminal."""
+"""Outputs of a command: never over its inputs, and no control codes to a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What train and evaluate say in the terminal: what was found, how good it is, what to do next."""
+"""Terminal output of train and evaluate: the data, the scores, and what to do next."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def importance(quality: Mapping[str, Any], console: Console) -> None:
 
 
 def scores(quality: Mapping[str, Any], console: Console) -> None:
-    """The scores beside those of a guess that looks at no input, and the diagnosis in words."""
+    """The scores beside those of a guess that ignores the inputs, and the diagnosis in words."""
     if quality["rows"]:
         rows = f"{quality['rows']:,} rows: {escape(quality['data'])}"
         console.print(f"\n[bold]How good is it?[/]  {rows}", highlight=False)

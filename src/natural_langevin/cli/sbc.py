@@ -1,4 +1,4 @@
-"""``natural-langevin sbc``: is the sampler calibrated, on data made from its own prior?"""
+"""``natural-langevin sbc``: calibration of the sampler on data simulated from its prior."""
 
 from __future__ import annotations
 

@@ -156,7 +156,8 @@ def train(
 
 
 def _fitted(prepared: Prepared, out: Path, device: str, *, resume: bool) -> dict[str, Any]:
-    """What was learned; what stops it is said with the command that goes on, or the option."""
+    """Runs the fit; an interruption or error is reported with the command to resume, or the option
+    to change."""
     try:
         with _without_advice():
             return fit(prepared, out, device=device)

@@ -1,4 +1,4 @@
-"""How sure is it? The answer in the terminal: sentences, and a drawing that fits its width."""
+""" "How sure is it?" in the terminal: sentences, and a drawing that fits its width."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What data may be: a pair of tensors, or one, of one length and finite."""
+"""Checks of data: one tensor or a pair, of equal length and finite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CSV with a header, read by pandas in bounded memory; where a file is broken, the line is named.
+"""CSV with a header, read by pandas in bounded memory; errors name the line.
 
 Comma, semicolon, tab or bar between cells (found from the header), double quotes, UTF-8 with or
 without a byte-order mark, or Windows-1252.

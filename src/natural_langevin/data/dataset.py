@@ -1,4 +1,4 @@
-"""What every dataset of this package looks like once it is in memory."""
+"""``Dataset``: the form of every dataset in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a list of mirrors to verified files in a folder. Pooch carries the bytes."""
+"""Downloads from a list of mirrors, by pooch, with verification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a DataLoader yields in an epoch, found from its samplers: no data are read.
+"""The data of an epoch of a DataLoader, found from its samplers, without reading any.
 
 The posterior is that of N data which count alike. A minibatch's mean gradient stands for all of
 them if every datum comes equally often, in batches of one size (or in a fresh random order). What

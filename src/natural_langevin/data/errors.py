@@ -1,4 +1,4 @@
-"""The ways a dataset can fail to arrive."""
+"""Errors of datasets."""
 
 from natural_langevin._internal.messages import bounded
 

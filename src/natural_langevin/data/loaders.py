@@ -1,11 +1,11 @@
-"""DataLoaders as batch streams: an order of its own for every chain, or one batch for all.
+"""DataLoaders as batch streams: every chain in its own order, or one batch for all.
 
 A batch that all chains share drives them by the same minibatch noise: their draws are correlated,
 and C chains say less than C independent ones. So where the dataset can be indexed and the loader
 has one of torch's own samplers, the rows that the sampler hands out are shuffled anew for every
 chain by (seed, chain, epoch), as with data in memory; the loader's dataset, ``collate_fn`` and
 workers read them. That is one batch per chain and step to read. ``SharedBatches(loader)`` asks for
-the loader's own batches instead; iterable datasets and samplers of one's own always give those.
+the loader's own batches instead; iterable datasets and custom samplers always give those.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Loader(_LoaderStream):
 
 
 class OwnOrders(_LoaderStream):
-    """The rows of an indexable dataset, in an order of its own for every chain.
+    """The rows of an indexable dataset, in a separate order for every chain.
 
     Batches are (chain, B, ...) and a pure function of (seed, chain, step), as in memory: chain c's
     epoch e is the permutation of ``rows`` addressed by (seed, c, e), cut into whole batches."""

@@ -1,4 +1,4 @@
-"""Where the idx files may already lie: the user's own folder, then the cache."""
+"""The places of existing idx files: the user's folder, then the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NPZ archives, read without trust: a zip file of .npy members, each a header and raw bytes.
+"""NPZ archives from untrusted sources: a zip file of .npy members, each a header and raw bytes.
 
 Nothing in the file decides how much memory is taken before it has been compared with the file's
 own size, and nothing in it is executed: the headers are parsed here and only plain numbers and

@@ -1,4 +1,4 @@
-"""Opening a file that somebody named: a pipe is waited for, but not for ever."""
+"""Opening of a user's file, with a time limit for pipes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def open_binary(path: str | os.PathLike[str], label: str) -> BinaryIO:
 
 
 def _await_writer(descriptor: int, label: str) -> None:
-    """A pipe that nobody writes to would be waited for in ``open``, without a word."""
+    """Waits for a writer of a pipe; ``open`` would block silently without one."""
     kind = os.fstat(descriptor).st_mode
     if stat.S_ISDIR(kind):
         raise IsADirectoryError(21, "Is a directory")

@@ -1,4 +1,4 @@
-"""How a network is called: with one tensor, several, or by keyword, and which output counts.
+"""The signature of a network: one tensor, several, or keywords, and which output is used.
 
 Everything behind this file sees one tensor x with the samples first. Several inputs travel as the
 columns of one: each is flattened, (B, ...) -> (B, k), and they stand side by side in the

@@ -38,7 +38,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Subsets:
-    """Data x (N, ...), y (N, ...) of which chain c sees the n rows ``rows[c]`` alone.
+    """Data x (N, ...), y (N, ...) of which chain c sees only the n rows ``rows[c]``.
 
     Cross-validation and bagging on the chain axis: the folds are the chains of one run, and a
     chain's posterior is that of its n data. ``rows``: (chain, n), integers."""
@@ -68,7 +68,7 @@ Stream = InMemory | OwnOrders | Loader
 
 
 def usual_batch(data: Any, *, most: float = 100) -> int:
-    """Rows of a minibatch whose size nobody named: ``most``, or all where there are fewer.
+    """The default number of rows of a minibatch: ``most``, or all if there are fewer.
 
     >>> usual_batch((torch.zeros(30, 2), torch.zeros(30))), usual_batch(torch.zeros(500, 2))
     (30, 100)

@@ -25,7 +25,7 @@ class SymmetricSweeps:
     """Data x (N, ...), y (N, ...) whose minibatches come forwards and then backwards:
     ``sampler.sample(data.SymmetricSweeps(x, y), steps=..., batch_size=...)``.
 
-    Every chain has orders of its own. What is left over after whole minibatches is dropped for both
+    Every chain has its own orders. What is left over after whole minibatches is dropped for both
     sweeps. Fewest pairs are broken where ``steps`` is a multiple of two epochs."""
 
     x: Tensor

@@ -1,4 +1,4 @@
-"""A file is believed only after its structure and its checksum agree with the table."""
+"""Verification of a file's structure and checksum."""
 
 from __future__ import annotations
 

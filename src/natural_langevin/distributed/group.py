@@ -1,4 +1,4 @@
-"""The process group: who takes part in a run, and how nobody waits for ever.
+"""The process group of a run, with a time limit for every exchange.
 
 Processes are started by ``torchrun``, never from here. Numbers travel by the collectives of
 ``torch.distributed`` (gloo on the CPU, NCCL on GPUs); texts and verdicts travel by the key-value

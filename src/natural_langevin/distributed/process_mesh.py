@@ -1,6 +1,6 @@
-"""The process mesh: which chains a process has, whom it shares them with, what it asks others.
+"""The process mesh: the chains of a process, and its communication with others.
 
-Only small things travel: a number per chain, predictions, one network that was asked for.
+Only small data are exchanged: a number per chain, predictions, single networks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def name_rank(rank: int) -> None:
 
 
 def find_processes(parallel: Any, *, chains: int, device: torch.device) -> Processes:
-    """The processes of a run of ``chains`` chains; a single one where nobody launched several.
+    """The processes of a run of ``chains`` chains; a single one unless several were launched.
 
     ``parallel``: "auto", None, a ``Layout``, or a device mesh with axes "chains" and "data"."""
     if parallel is None:

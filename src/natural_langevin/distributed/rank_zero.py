@@ -1,4 +1,4 @@
-"""Rank-zero helpers: what is done once, however many processes there are, while the others wait.
+"""Rank-zero helpers: work done by one process while the others wait.
 
 For command lines, which do more than sample: they make folders, write files and print.
 """

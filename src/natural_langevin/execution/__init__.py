@@ -1,4 +1,4 @@
-"""Execution: how steps are run, eagerly, compiled, as a CUDA graph or by kernels of our own.
+"""Execution: how steps are run, eagerly, compiled, as a CUDA graph or by hand-written kernels.
 
 Imports data, likelihoods, priors, statistics, preconditioners and dynamics; diagnostics and up
 import it.

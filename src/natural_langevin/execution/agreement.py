@@ -1,4 +1,4 @@
-"""Whether a step by kernels is the general one: what a run asks before it relies on them."""
+"""Whether a step by kernels agrees with the general step: checked before kernels are used."""
 
 from __future__ import annotations
 

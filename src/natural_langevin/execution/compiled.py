@@ -65,7 +65,7 @@ class CompiledStep:
 
 
 class Attempt:
-    """A compiled step that says how long compiling took; where that fails, the eager step serves.
+    """A compiled step that logs the compile time; if compiling fails, the eager step is used.
 
     The first step of a run, of which there is one, is not worth compiling."""
 

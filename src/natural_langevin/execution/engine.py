@@ -1,4 +1,4 @@
-"""The engine runs many steps: eager, by kernels of our own, as a CUDA graph, or compiled.
+"""The engine: runs many steps, eager, by hand-written kernels, as a CUDA graph, or compiled.
 
 All of them compute the same function, ``Dynamics.step``. Which of them runs:
 
@@ -77,7 +77,7 @@ class Engine:
         mode: Mode = "eager",
         fuse: bool = True,
     ) -> None:
-        """``fuse``: whether kernels of our own may serve where they implement the dynamics."""
+        """``fuse``: whether hand-written kernels may be used if they implement the dynamics."""
         self.dynamics, self.stream, self.num_data, self.mode = dynamics, stream, num_data, mode
         self.rates, self._data = rates, StepData(stream, rates, num_data)
         self._fuse = fuse and mode != "eager"
@@ -270,7 +270,7 @@ class Engine:
         return None
 
     def _tried(self, step: kernels.FusedStep, state: State, batch: Batch | None, start: int) -> str:
-        """Why a fused step cannot serve from this state, or nothing."""
+        """The reason why a fused step cannot be used from this state, or ""."""
         asked = self.dynamics, self._data
         kind = self.rates.kind(start)
         try:

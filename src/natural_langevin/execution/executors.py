@@ -1,4 +1,4 @@
-"""Executors: whoever takes many steps of a run at once, from another file or language.
+"""Executors: engines that take many steps of a run at once.
 
 ``PLANNERS`` are asked in order when a run begins. A planner returns an executor that computes
 exactly the update that ``dynamics.kernels`` names, or None; it never guesses from types.

@@ -1,4 +1,4 @@
-"""What all data say of every chain at once, in pieces: losses and gradients without minibatches.
+"""Losses and gradients of all data for every chain, computed in pieces.
 
 For data in memory alone. A piece has at least as many rows as a minibatch, whose activations fit;
 more through a network of few weights, of which operator calls are what is paid for.

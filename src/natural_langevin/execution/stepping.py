@@ -1,4 +1,4 @@
-"""What one step reads and writes: its inputs at the state's own counter, its result in place.
+"""One step: its inputs are read at the state's counter, its result is written in place.
 
 Nothing here waits for the host. The step counter lives in the state, rates and data in tensors that
 stay where they are, so that the same function serves eagerly, compiled and captured. Nothing that

@@ -1,4 +1,4 @@
-"""A step traced once and replayed: torch's own operations in a row, without what led to them.
+"""A step traced once and replayed as a list of torch operations, without Python overhead.
 
 Eagerly, a step of a small network is mostly what is around the operations: hooks, transformations,
 trees of names. Its operations depend on shapes and on the kind of step alone, so they are written

@@ -1,4 +1,4 @@
-"""Other people's tools: training loops, trackers of experiments, hubs of models.
+"""Integrations: training loops, experiment trackers, model hubs.
 
 Imports likelihoods, metrics, posterior, run and optim; nothing imports it.
 

@@ -1,4 +1,4 @@
-"""What the callbacks share: a collector that begins with the training, and what it has kept."""
+"""Common base of the callbacks: a collector that starts with the training."""
 
 from __future__ import annotations
 

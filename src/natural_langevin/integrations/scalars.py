@@ -1,4 +1,4 @@
-"""What trackers of experiments are told of a run: named numbers at every look."""
+"""The scalars of a run for experiment trackers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Capture: a model as a pure function of its parameters, with its layers' calls on tape."""
+"""``Capture``: a model as a pure function of its parameters that records its layers' calls."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Network:
         return {n: p.detach() for n, p in self.model.named_parameters() if p.requires_grad}
 
     def install_hooks(self) -> None:
-        """Watches every layer with trainable parameters of its own. Idempotent."""
+        """Watches every layer that has its own trainable parameters. Idempotent."""
         if self.owned:
             return
         for name, module in self.model.named_modules():

@@ -1,4 +1,4 @@
-"""What evaluating a minibatch gives."""
+"""The result of evaluating a minibatch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from natural_langevin.likelihoods import State as LikelihoodState
 
 @dataclass
 class Statistics:
-    """What was asked for (see ``requests``), by parameter name, with a leading chain axis."""
+    """The requested statistics (see ``requests``), by parameter name, with a leading chain axis."""
 
     second: Params = field(default_factory=dict)
     cross: dict[str, Params] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Evaluation:
 
 
 class DeferredCall(NamedTuple):
-    """The one call of a linear layer whose products somebody else forms: (chain, B, features)."""
+    """The single call of a linear layer whose products a kernel computes: (chain, B, features)."""
 
     input: Tensor  # a
     delta: Tensor  # per-sample output gradients of the data's losses

@@ -1,10 +1,10 @@
-"""Moments: from per-sample gradients to the statistics that were asked for, in bounded memory.
+"""Moments: the requested statistics from per-sample gradients, in bounded memory.
 
 What each reducer is, ``requests`` says. All are means over samples, which do not depend on the
 batch size. G_n is a sum over positions t (tokens, pixels, calls of the layer). ``sharing="exact"``
-sums before it squares; "expand" takes every position for a sample of its own, mean_n sum_t G_nt^2:
-cheaper, and the same where there is one position. A bias and its weights are always treated alike:
-mixed, J_ii - J_0i^2 / J_00 would become negative.
+sums before it squares; "expand" treats every position as a sample, mean_n sum_t G_nt^2: cheaper,
+and the same where there is one position. A bias and its weights are always treated alike: mixed,
+J_ii - J_0i^2 / J_00 would become negative.
 
 Kronecker factors of T positions, where the mean over samples of (sum_t delta_t a_t^T)^2 does not
 factor: "expand" is mean_n (1/T) sum_t a_t a_t^T and mean_n sum_t delta_t delta_t^T; "reduce" (and

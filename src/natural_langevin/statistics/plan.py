@@ -1,4 +1,4 @@
-"""The plan: how the statistics of every parameter are found, for inputs of one shape.
+"""The plan: how the statistics of every parameter are computed, for inputs of one shape.
 
 Two rehearsals, the second with one sample more, show which axis of every tensor is the batch: the
 one that grew. Three ways lead to per-sample gradients, from cheap to dear:

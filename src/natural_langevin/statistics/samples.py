@@ -1,8 +1,8 @@
-"""Per-sample gradients written out: where no rule says how they are composed.
+"""Explicit per-sample gradients, for layers without a rule.
 
 A layer without a rule is run again on its recorded inputs, sample by sample, and its outputs'
 gradients are pulled back to its own parameters: the cost of that layer's forward and backward pass
-a second time. What cannot be had from a layer alone is had from the whole network in the same way.
+a second time. If this is not possible for a layer alone, the whole network is used in the same way.
 Both build a few samples' gradients at a time.
 """
 

@@ -1,4 +1,4 @@
-"""The tape: what a forward pass leaves behind for the rules, and how its gradients come back.
+"""The tape: records of a forward pass for the rules, and the gradients of its outputs.
 
 Every watched call adds a zero epsilon to its outputs; the vector-Jacobian product with respect to
 epsilon is the per-sample output gradient delta. This is the mechanism that survives eager

@@ -1,4 +1,4 @@
-"""Calling a network inside vmap and vjp: what these cannot take is replaced by what they can.
+"""Calls of a network inside vmap and vjp: unsupported operations are replaced.
 
 - ``torch.utils.checkpoint`` hooks into saved tensors, which torch.func's transformations refuse.
   It changes what is stored, never what is computed, so the checkpointed functions are called

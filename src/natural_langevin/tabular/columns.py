@@ -1,4 +1,4 @@
-"""What a column holds: numbers as people write them, dates, categories, or nothing to learn from.
+"""Kinds of columns: numbers as people write them, dates, and categories.
 
 A column of text is parsed level by level (every different cell once), so that a million rows cost
 no more than their different words.
@@ -68,7 +68,7 @@ CYCLES = {"year": 365.2425, "week": 7.0, "day": 1.0}
 
 @dataclass(frozen=True)
 class Number:
-    """One input, (value - mean) / scale; ``missing``: a second one says where there is no value.
+    """One input, (value - mean) / scale; ``missing``: a second input marks missing values.
 
     ``decimal`` is the sign in front of decimals where the column was text, ``unit`` the word behind
     its numbers, and ``code`` a number that stands for a missing one."""

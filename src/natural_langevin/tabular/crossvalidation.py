@@ -1,8 +1,8 @@
 """One table: plans and runs of its views, on folds and on all rows.
 
-A fold is a chain of one run: chain c learns from all rows but those of fold c, and is asked for
-them. How all of them move, and the prior's scale, is one plan, made on all rows. The run on all
-rows begins where such chains ended.
+A fold is a chain of one run: chain c learns from all rows except those of fold c, and predicts
+these. Dynamics and the prior's scale are one plan, made on all rows. The run on all rows starts
+where these chains ended.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ PLANNING, COMPARING = 0.3, 0.45
 
 @dataclass(frozen=True)
 class Trial:
-    """A view's plan, what its networks say of the rows of every fold, and where its chains ended:
-    weights and what likelihoods have learned, (chain, ...). ``later``: what chains that saw the
+    """A view's plan, its networks' predictions for the rows of every fold, and the end of its
+    chains: weights and states of the likelihoods, (chain, ...). ``later``: what chains that saw the
     past alone say of rows after it."""
 
     view: View
@@ -97,8 +97,8 @@ class TableFit:
     in their own units, ``folds``: rows held out in turn.
 
     ``counts`` (n,), where rows have weights: how often each is repeated, ``num_data`` data in all.
-    ``checkpoint``: a folder; the same fit goes on from what it holds. ``past``: of tables with
-    dates, rows that more chains see and are asked for."""
+    ``checkpoint``: a folder from which the same fit continues. ``past``: of tables with dates, rows
+    that more chains see and are asked for."""
 
     x: Tensor
     y: Tensor
@@ -120,7 +120,7 @@ class TableFit:
         return 1.0 if steps is not None and steps < FEWEST_STEPS else None
 
     def plan(self, view: View, prior_scale: float | None = None) -> Plan:
-        """What the recipe decides for a run of the view on all rows."""
+        """The recipe's plan for a run of the view on all rows."""
         known = self._folder(f"plan {view}")
         if known is not None and known.exists():
             return Plan.from_json(known.read_text(encoding="utf-8"))
@@ -283,7 +283,7 @@ def _steps_within(sampler: Langevin, data: Any, plan: Plan, seconds: float) -> i
 def networks(
     posterior: Posterior, network: nn.Module, x: Tensor, chains: Sequence[int] | None = None
 ) -> Networks:
-    """What every network of these chains (default: the healthy ones) says, on the CPU."""
+    """The predictions of every network of these chains (default: the healthy ones), on the CPU."""
     chains = posterior.healthy if chains is None else list(chains)
     if not chains:
         raise DivergenceError("every chain diverged: there is nothing to predict with")

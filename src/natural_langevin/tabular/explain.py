@@ -1,5 +1,4 @@
-"""What the predictions depend on: partial dependence and permutation importance, each with its own
-uncertainty."""
+"""Partial dependence and permutation importance, each with its uncertainty."""
 
 from __future__ import annotations
 
@@ -52,7 +51,7 @@ def partial_dependence(
     """Predictions averaged over at most ``rows`` rows, in all of which ``column`` is set to one
     value after the other (default: ``grid`` quantiles of a number, the levels of a category).
 
-    Every network has a curve of its own; their spread is what the data leave open."""
+    Every network has its own curve; their spread is the epistemic uncertainty."""
     check_level(level)
     part = next((p for p in features.parts if p.name == column), None)
     if part is None:
@@ -105,8 +104,8 @@ def permutation_importance(
     seed: int = 0,
 ) -> Importance:
     """ln p(y) of the rows minus ln p(y) where one column is shuffled, ``repeats`` times; ``y`` as
-    ``learn`` takes it. On rows that were not learned from it says what the column is good for, on
-    training rows what was made of it."""
+    ``learn`` takes it. On held-out rows it measures how useful the column is, on training rows how
+    much it was used."""
     if repeats < 1:
         raise DataError(f"repeats must be a positive integer, got {repeats!r}")
     rng = np.random.default_rng(seed)

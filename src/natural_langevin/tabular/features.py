@@ -1,10 +1,10 @@
-"""Columns become inputs, and everything that was done to them is said and stored.
+"""Encoding of columns as inputs; every change is reported and stored.
 
 Numbers are standardised with mean and (population) standard deviation of the *training* rows and
-filled with 0 where they are missing, beside an input that says so; dates become days and phases;
-categories of K levels become K inputs of 0 or 1. Columns that say nothing are left out: constant
-ones, copies of others, and names of rows. The JSON is the whole of it, and nothing is pickled:
-scikit-learn's ``ColumnTransformer`` knows no such file, and says nothing of single cells.
+filled with 0 where they are missing, with an extra input that marks this; dates become days and
+phases; categories of K levels become K inputs of 0 or 1. Uninformative columns are left out:
+constant ones, copies of others, and names of rows. Everything is stored as JSON, without pickle;
+scikit-learn's ``ColumnTransformer`` offers neither this nor notes on single cells.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Encoded(NamedTuple):
 
 @dataclass(frozen=True)
 class Features:
-    """The columns that are used, and what was found in the table and done about it, in words."""
+    """The columns in use, and notes on how the table was read and changed."""
 
     parts: tuple[Column, ...]
     notices: tuple[str, ...] = ()
@@ -100,7 +100,7 @@ class Features:
         return None
 
     def check_columns(self, label: str, names: Sequence[str]) -> None:
-        """Every column must be there, in whatever order; others do no harm."""
+        """Every column must be present, in any order; others are ignored."""
         there = set(names)
         missing = [name for name in self.names if name not in there]
         if missing:
@@ -111,7 +111,7 @@ class Features:
             )
 
     def encode(self, table: Table) -> Encoded:
-        """float64 inputs. No row is refused: what cannot be used is said in ``notes``."""
+        """float64 inputs. No row is refused: ``notes`` lists what cannot be used."""
         self.check_columns(table.label, table.names)
         usable, notes = np.ones(len(table), dtype=bool), [""] * len(table)
         strange: list[str] = []

@@ -1,4 +1,4 @@
-"""Training: split, encode, learn, save, score. Killed at any moment, the same call goes on."""
+"""Training: split, encode, learn, save, score. If killed, the same call continues."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def prepare(
     hold_out: float = 0.2,
     settings: Settings | None = None,
 ) -> Prepared:
-    """Task, split, columns, and what was noticed on the way."""
+    """Task, split, columns, and notes on the data."""
     settings = settings or Settings()
     if data.target in categorical:
         raise DataError(f"{data.target!r} is the target: use --task classification")
@@ -222,8 +222,8 @@ def split(
 
 
 def open_folder(folder: Path, run: Run, *, resume: bool, overwrite: bool = False) -> None:
-    """The folder is new, or holds the beginning of this very run and ``resume`` was said, or any
-    run and ``overwrite`` was."""
+    """Opens a new folder, one that holds the beginning of this run if ``resume``, or any run if
+    ``overwrite``."""
 
     def opened() -> None:
         if overwrite and folders.is_run(folder):
@@ -235,8 +235,8 @@ def open_folder(folder: Path, run: Run, *, resume: bool, overwrite: bool = False
 
 
 def open_default_folder(folder: Path, run: Run, *, resume: bool) -> Path:
-    """The same for a folder that nobody named: where another run has it, or is about to, the first
-    of folder-2, folder-3, ... that is free (or, with ``resume``, that holds this very run)."""
+    """The same for the default folder: if another run uses it, the first of folder-2, folder-3, ...
+    that is free (or, with ``resume``, that holds this run)."""
     name = on_rank_zero(
         "opening the run's folder", lambda: str(_open_first(folder, run, resume=resume))
     )
@@ -285,7 +285,7 @@ def _open_folder(folder: Path, run: Run, resume: bool) -> None:
 
 
 def _closes_folder(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """However the function ends, its folder is left to others."""
+    """Unlocks the folder when the function ends."""
 
     @functools.wraps(function)
     def closing(prepared: Prepared, folder: Path, **options: Any) -> dict[str, Any]:
@@ -353,7 +353,8 @@ def _with_held_out(
 
 
 def _importance(learned: Learned, run: Run, held_out: Table) -> list[dict[str, Any]]:
-    """What each column is good for on held-out rows, the best first; none of very many columns."""
+    """The importance of each column on held-out rows, the largest first; none for very many
+    columns."""
     names = run.features.names
     rows = min(MOST_SHUFFLED_ROWS, MOST_SHUFFLED // len(names))
     if rows < FEWEST_SHUFFLED_ROWS:

@@ -1,8 +1,8 @@
-"""What the networks are given of the encoded columns: long tails drawn in, and maybe decorrelated.
+"""Network inputs from the encoded columns: long tails compressed, and optionally decorrelated.
 
-Encoded columns have mean 0 and deviation 1, but one of amounts or ages may reach far to one side,
-and columns that say nearly the same leave directions of tiny variance in which the target may vary
-all the same. So every column goes through the transform of Yeo & Johnson (2000),
+Encoded columns have mean 0 and deviation 1, but amounts or ages may have a long tail, and similar
+columns leave directions of tiny variance on which the target may still depend. So every column goes
+through the transform of Yeo & Johnson (2000),
 
     v = ((1 + x)^p - 1) / p  for x >= 0,   v = -((1 - x)^(2 - p) - 1) / (2 - p)  for x < 0,
 
@@ -17,8 +17,8 @@ trends go on) v stays as it is, and goes on as a logarithm,
 
     sign(v) (c + ln(1 + |v| - c))  for |v| > c:
 
-a pixel that is nearly always empty lies 40 deviations out where it is not, and one such row is
-enough for a chain to run away, and for networks that did not see it to be surely wrong.
+a pixel that is nearly always empty is 40 deviations out where it is not, and one such row is enough
+to make a chain diverge, and networks that did not see it confidently wrong.
 """
 
 from __future__ import annotations

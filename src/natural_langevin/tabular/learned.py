@@ -1,4 +1,4 @@
-"""What was learned of a table: posteriors with weights, whose mixture predicts."""
+"""The result of a fit: weighted posteriors, whose mixture predicts."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Kinds of outcome: what a network's outputs mean for a target, and on which scale it is sampled.
+"""Outcomes: the meaning of a network's outputs for a target, and the scale on which it is sampled.
 
 A real target is sampled as u = (y - mean) / scale, or u = (ln y - mean) / scale; its density is
-that of u times |du/dy|, exactly, so that both can be compared and neither needs to be undone by
-guesswork. Of amounts with many zeros ("hurdle") u = exp((ln y - mean) / scale), and 0 stays 0. So
-are counts: a positive count y stands for the numbers
-from y - 1/2 to y + 1/2, of which every row has one, at random, to learn from.
+that of u times |du/dy|, exactly, so that both can be compared. Of amounts with many zeros
+("hurdle") u = exp((ln y - mean) / scale), and 0 stays 0. So are counts: a positive count y stands
+for the numbers from y - 1/2 to y + 1/2, of which every row has one, at random, to learn from.
 """
 
 from __future__ import annotations
@@ -63,7 +62,8 @@ class Outcome:
 
     @property
     def likelihood(self) -> Likelihood:
-        """What the outputs mean. Constant noise is found along the way, from the residuals."""
+        """The likelihood of the outputs. Constant noise is learned from the residuals during the
+        run."""
         kinds: dict[str, Callable[[], Likelihood]] = {
             "categorical": likelihoods.Categorical,
             "ordinal": lambda: likelihoods.Ordinal(self.classes),
@@ -88,7 +88,7 @@ class Outcome:
 
     @property
     def two_parts(self) -> bool:
-        """Whether it is asked first if there is an amount at all, and then how large it is."""
+        """Whether zero or not, and the amount, are modelled separately (hurdle)."""
         return self.noise == HURDLE
 
     @property
@@ -140,7 +140,7 @@ class Outcome:
 
 
 def check_size(sizes: Sequence[int]) -> None:
-    """Refuses a network of so many units that nobody means it, before memory is taken."""
+    """Refuses an unreasonably large network before memory is allocated."""
     count = sum((a + 1) * b for a, b in pairwise(sizes))
     if count > MOST_PARAMETERS:
         raise DataError(
@@ -161,7 +161,7 @@ def _shift(log_mean: tuple[float, ...], outputs: int) -> nn.Module:
 def outcomes(
     task: str, y: Tensor, settings: Settings, *, classes: int = 0, weights: Tensor | None = None
 ) -> list[Outcome]:
-    """All that the settings leave open for these targets, the simplest first.
+    """All outcomes that the settings allow for these targets, the simplest first.
 
     ``y``: labels (n,) below ``classes``, or (n, target) numbers; ``weights`` (n,) of the rows."""
     if task in ("classification", "ordinal"):

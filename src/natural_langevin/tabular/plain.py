@@ -1,4 +1,4 @@
-"""Any saved posterior: what its folder says by itself, and more with its model and data."""
+"""Reports of any saved posterior, with or without its model and data."""
 
 from __future__ import annotations
 

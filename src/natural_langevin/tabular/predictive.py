@@ -86,11 +86,11 @@ class Predictive:
     of min(y, c), c BEYOND times ``Outcome.largest`` (of the training targets or, where folds were
     held out, the part of it with which their means come closest to their targets; at most ``FAR``
     standard deviations of their logarithms above the mean; so are those of amounts in two parts): a
-    single network that is very unsure of its noise would make the mean of all infinite. And the
-    mean is never outside the central interval of MEAN_WITHIN: beyond it, a few networks alone would
-    say what it is. Of any other real target a network's mean counts in the mean of all as no
-    further beyond the training targets than these are wide; how far networks are apart is not
-    bounded. Medians and intervals need no bound."""
+    single network with very uncertain noise would make the mean of all infinite. And the mean is
+    never outside the central interval of MEAN_WITHIN: beyond it, a few networks would determine it.
+    Of any other real target a network's mean counts in the mean of all as no further beyond the
+    training targets than these are wide; how far networks are apart is not bounded. Medians and
+    intervals need no bound."""
 
     def __init__(self, outcome: Outcome, law: Distribution, weights: Tensor, *, flat: bool) -> None:
         self._outcome, self._law, self._flat = outcome, law, flat

@@ -1,4 +1,4 @@
-"""From a table to a posterior: what the estimators, the command line and the library share.
+"""From a table to a posterior, for the estimators and the command line.
 
 1. A table may be seen in several ways (``views``): noise of one size or depending on the inputs,
    the target or its logarithm, inputs as they are or decorrelated, a network of one or two hidden
@@ -65,9 +65,9 @@ def learn(
     own units.
 
     ``time``: the place of a date among the inputs; predictions of numbers after the last of them
-    are the wider the later, as chains that saw the past alone find rows after it.
-    ``sample_weight`` (n,): a row of weight 2 counts as two rows. ``checkpoint``: a folder; a call
-    with the same arguments goes on from what it holds.
+    are the wider the later, as chains that saw the past alone find rows after it. ``sample_weight``
+    (n,): a row of weight 2 counts as two rows. ``checkpoint``: a folder; a call with the same
+    arguments continues from it.
 
     >>> x = torch.linspace(-1, 1, 40).double()[:, None]
     >>> learned = learn(x, 3 * x + 100, "regression", Settings(steps=40, folds=2))
@@ -104,7 +104,7 @@ def learn(
 
 
 def _more(trials: Trials, asked: Settings, seen: Tensor) -> Iterator[View]:
-    """What else is tried, of the best view so far each."""
+    """Further views to try, variations of the best one so far."""
     if not trials.best.view.outcome.classes:
         decorrelated = trials.best.view.inputs.decorrelated(seen)
         if decorrelated is not None:
@@ -249,8 +249,8 @@ def refit(
     progress: bool = False,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> Learned:
-    """The same mixture learned from these rows, more than before: every posterior goes on from
-    where it ended, by its own plan. Weights and scales stay."""
+    """The same mixture fitted to more rows: every posterior continues from its end, by its plan.
+    Weights and scales are kept."""
     fit = TableFit(x, y, learned.settings, [], None, None, device, progress, checkpoint)
     members = []
     for member in learned.members:
@@ -319,5 +319,5 @@ def _repetitions(weights: Tensor | None) -> tuple[Tensor | None, int | None]:
 
 
 def settings_from(options: Mapping[str, Any]) -> Settings:
-    """What was given and is not None, and the defaults for the rest."""
+    """The given settings that are not None, with defaults for the rest."""
     return Settings(**{name: value for name, value in options.items() if value is not None})

@@ -1,6 +1,6 @@
-"""A run's folder: run.json says how columns become inputs and which network was sampled.
+"""A run's folder; run.json holds the encoding of columns and the sampled network.
 
-Not held against a pydantic model: it has a checksum, and what reads a field refuses wrong ones.
+No pydantic model is needed: the file has a checksum, and readers of fields refuse wrong ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FORMAT = 2
 
 
 class RunFolderError(ValueError):
-    """A folder that holds no run, half a run, or another one."""
+    """A folder without a run, with an incomplete run, or with another one."""
 
 
 class OtherRunError(RunFolderError):
@@ -181,7 +181,7 @@ def load_learned(folder: Path, device: str = "cpu") -> Learned:
 
 
 def check_same(folder: Path, run: Run) -> None:
-    """Going on needs the same data and settings; the differences are named."""
+    """Resuming needs the same data and settings; an error names the differences."""
     there, here = read_json(folder / "run.json"), json.loads(json.dumps(run.to_json()))
     # A newer version may go on where the format is the same.
     passed_over = {"version": None, "checksum": None}

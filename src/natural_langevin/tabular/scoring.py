@@ -1,4 +1,4 @@
-"""What a predictor says of labelled rows, gathered batch by batch, and its scores at the end."""
+"""Scores of a predictor on labelled rows, accumulated batch by batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_CONFUSED = 30
 
 
 class Predictor(Protocol):
-    """Whatever says how sure it is: ``recipe.Learned``, or a saved posterior."""
+    """A model with uncertainty: ``recipe.Learned``, or a saved posterior."""
 
     @property
     def best(self) -> Posterior:
@@ -191,8 +191,8 @@ class NumberScores:
         self, truth: Tensor, mean: Tensor, low: Tensor, high: Tensor, said: Tensor
     ) -> dict[str, Any]:
         """Half widths, at the surest and the least sure tenth and in the middle, beside that of a
-        guess that looks at no input; the probability that they were said to have, on average; and
-        some rows in full."""
+        guess that ignores the inputs; their nominal probability, on average; and some rows in
+        full."""
         half = (high - low) / 2
         levels = torch.tensor([0.1, 0.5, 0.9], dtype=half.dtype)
         blind = math.sqrt(2) * float(torch.erfinv(torch.tensor(INTERVAL))) * self._target.scale

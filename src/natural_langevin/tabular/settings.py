@@ -1,4 +1,4 @@
-"""How a table is learned from, unless somebody says otherwise."""
+"""Settings of a fit to a table."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MANY = 5000
 
 
 class SettingError(ValueError):
-    """A setting that cannot be had: ``name`` and what is wrong with it."""
+    """An invalid setting: ``name``, and what is wrong with it."""
 
     def __init__(self, name: str, problem: str) -> None:
         super().__init__(f"{name} {problem}")
@@ -51,17 +51,16 @@ class Settings:
     classes in fewer than 5,000 rows one hidden layer. ``activation``: "auto" is ReLU for classes;
     for numbers held-out rows choose between ReLU and tanh. ``noise``: of a regression or count,
     "auto" or a name of ``outcome.KINDS``; ``log``: whether a positive target is sampled as its
-    logarithm, "auto" or a bool. What is "auto" is chosen by rows held out in ``folds`` folds, at
-    most ``held_out`` in each; with 0 it is the first.
+    logarithm, "auto" or a bool. Each "auto" is chosen on rows held out in ``folds`` folds, at most
+    ``held_out`` in each; with 0 folds it is the first option.
 
     ``preconditioner``, ``prior_variance``, ``temperature`` ("auto": 1), ``step_size`` (a number or
     a schedule), ``steps`` and ``batch_size`` are those of ``Langevin``, whose recipe fills what is
     "auto". ``prior_variance``: a number, "learned" (a layer's own, integrated out), "fan_in" (3
     divided by a layer's inputs), "unit_fan_in" (1) or "wide_fan_in" (10). ``chains``: of the last
-    runs together; ``draws`` networks are kept of each. ``seconds``: what all of it may take; None:
-    as long as the recipe finds right. ``refit``: whether ``train`` learns from the rows that it
-    held out too, once they have scored it. ``precision``: "auto" is float64 below 150
-    rows and float32 from there on."""
+    runs together; ``draws`` networks are kept of each. ``seconds``: the time limit; None: as long
+    as the recipe needs. ``refit``: whether ``train`` fits again to all rows after scoring the
+    held-out ones. ``precision``: "auto" is float64 below 150 rows and float32 from there on."""
 
     hidden: tuple[int, ...] | str = AUTO
     activation: str = AUTO

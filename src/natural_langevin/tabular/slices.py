@@ -1,5 +1,6 @@
 """Calibration by column: the rows of every category, above and below every number's mean, and
-without a value, each by itself. Right on average may be too sure here and too timid there."""
+without a value, each by itself. A model that is calibrated on average may be overconfident in one
+slice and underconfident in another."""
 
 from __future__ import annotations
 

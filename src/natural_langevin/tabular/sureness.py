@@ -1,4 +1,4 @@
-"""How sure is it? The held-out scores in plain words.
+"""The held-out scores in plain words: "How sure is it?"
 
 Whether it is as sure as it should be is judged against chance: a share of n rows is only known to
 within its standard deviation, and a gap of less than two of them proves nothing.
@@ -26,8 +26,8 @@ FEW = 20
 
 
 def sentences(quality: Mapping[str, Any]) -> list[str]:
-    """Two sentences from what ``quality`` found on labelled rows; none where there were none. What
-    must not be overlooked comes before them."""
+    """Two sentences on the scores of ``quality``; none without labelled rows. Warnings come
+    first."""
     found = warnings(quality)
     if quality.get("answers"):
         return found + _of_classes(quality["answers"], _families(quality))
@@ -37,8 +37,8 @@ def sentences(quality: Mapping[str, Any]) -> list[str]:
 
 
 def usable(quality: Mapping[str, Any]) -> str:
-    """That predictions can be used, where held-out rows say so; "" where they do not. What is said
-    of the networks' weights afterwards matters for weights alone."""
+    """A sentence that predictions can be used, if held-out rows show it, else "". Later remarks on
+    convergence then concern the weights only."""
     words = sentences(quality)
     if not words or warnings(quality) or AS_IT_SHOULD_BE not in " ".join(words):
         return ""
@@ -49,7 +49,7 @@ def usable(quality: Mapping[str, Any]) -> str:
 
 
 def warnings(quality: Mapping[str, Any]) -> list[str]:
-    """Where predictions are worse than those that look at no input."""
+    """Warnings if predictions are worse than a guess that ignores the inputs."""
     scores, blind = quality.get("scores", {}), quality.get("baseline", {})
     if not scores:
         return []
@@ -139,7 +139,8 @@ def _of_numbers(quality: Mapping[str, Any]) -> list[str]:
 
 
 def _judge(gap: float, spread: float, rows: int, above: str, below: str, slices: Families) -> str:
-    """Of all rows together, and of slices of them: too wide here must not excuse too narrow there.
+    """Of all rows together, and of slices of them: a slice that is too wide must not hide one that
+    is too narrow.
 
     Several slices give chance several tries: each is allowed more."""
     if rows < FEW:

@@ -1,5 +1,5 @@
-"""A look at every column of the training rows: what it holds, what is wrong with it, and what will
-be done about that. All of it is found before anything is refused or learned."""
+"""Survey of the columns of the training rows: their kinds, problems, and how each is handled,
+before anything is refused or learned."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def fit_features(
     at_least_one: bool = False,
 ) -> Features:
     """From the training rows alone. ``categorical`` columns are categories even when numbers;
-    without names (``named=False``) no column is taken for an identifier. Where nothing is left,
-    that is an error or, with ``at_least_one``, the first column all the same."""
+    without names (``named=False``) no column is taken for an identifier. If no column is left, that
+    is an error or, with ``at_least_one``, the first column is used."""
     for name in sorted(categorical - set(table.names)):
         raise DataError(
             f"{table.label} has no column {name!r} to take as a category"
@@ -73,7 +73,7 @@ def fit_features(
 
 
 class _Survey:
-    """Keeps what was said, and the columns so far to find copies among them."""
+    """Collects the notes, and the columns so far, to detect copies."""
 
     def __init__(self, table: Table, decimal_comma: bool, standardise: bool, named: bool) -> None:
         self.table, self.standardise, self.named = table, standardise, named
@@ -238,7 +238,7 @@ class _Survey:
         return Category(name, tuple(map(str, kept)))
 
     def _spelling(self, name: str, levels: pd.Series) -> None:
-        """Says which words differ in capitals alone."""
+        """Notes words that differ only in capitals."""
         alike: dict[str, list[str]] = {}
         for level in sorted(map(str, levels.index)):
             alike.setdefault(level.casefold(), []).append(level)

@@ -49,7 +49,7 @@ class Way(NamedTuple):
 
 
 class BenchError(ValueError):
-    """An option that cannot be had; the message says what can."""
+    """An invalid option; the message names valid ones."""
 
 
 @dataclass(frozen=True)

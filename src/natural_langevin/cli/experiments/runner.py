@@ -57,12 +57,12 @@ POLL_SECONDS = 0.5
 
 
 class RunError(ValueError):
-    """The run cannot start or go on; the message says why and what to do."""
+    """The run cannot start or continue; the message has the reason and the remedy."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a user asks for."""
+    """The user's request."""
 
     dataset: str
     preset: str

@@ -1,4 +1,4 @@
-"""Simulation-based calibration: does the posterior hold the truth as often as it says?
+"""Simulation-based calibration: whether posterior intervals hold the truth as often as they should.
 
 Draw theta* from the prior, data y from the likelihood at theta*, and L posterior draws given y.
 Then theta* is one more draw of the same posterior, so the rank of any of its quantities among the

@@ -1,4 +1,4 @@
-"""What the paper claims about its table, and whether these numbers bear it out.
+"""The paper's claims about its table, compared with these numbers.
 
 Two means differ when they lie more than two standard errors apart, over seeds; with one seed a
 claim can only be said to agree or disagree with that run.

@@ -1,4 +1,4 @@
-"""The picture beside a run: is it as sure as it should be, and what does being sure buy?
+"""The picture of a run: calibration, and accuracy by required confidence.
 
 Classes: how often it is right against how sure it was, and accuracy against the share of rows it
 answers. Numbers: predictions with their intervals against the truth, and how many truths intervals

@@ -1,4 +1,4 @@
-"""What results.json must hold: its shape, written once, and one message with all that is wrong.
+"""The schema of results.json, and one message with all violations.
 
 A shape is a type, a list of one shape (an array of it), or a mapping of keys to shapes; pydantic
 holds results against it. A key that ends in "?" may be missing or null.

@@ -1,4 +1,4 @@
-"""The first paragraph and the figures beside it, written from the numbers and nothing else."""
+"""The first paragraph and the figures beside it, generated from the numbers."""
 
 from __future__ import annotations
 

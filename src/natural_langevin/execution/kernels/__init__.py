@@ -6,8 +6,8 @@ it.
 ``step.FusedStep`` is the step, ``layer`` says what a backend is given, and a backend is one file:
 ``triton_linear`` on CUDA (its kernels in ``triton_linear_kernels``), ``cpu_linear`` on the CPU, by
 the native engine's own update (``native/linear.h``). ``triton_step`` and ``triton_perceptron`` are
-what a step does beside its layers' updates on CUDA.
-Where there is none, or no layer qualifies, the general path serves.
+what a step does beside its layers' updates on CUDA. If there is none, or no layer qualifies, the
+general step is used.
 """
 
 from __future__ import annotations

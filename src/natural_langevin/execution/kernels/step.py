@@ -1,4 +1,4 @@
-"""A step whose linear layers are updated by a backend, and everything else as ever.
+"""A step whose linear layers are updated by a backend, and everything else by torch.
 
 ``evaluate_`` is one function to compile: forward, backward, and the general update of all
 parameters that belong to no fused layer. It hands each fused layer's (a, delta) to the backend,

@@ -1,4 +1,4 @@
-"""What a rule is: from one call of a layer to the per-sample gradients of its parameters.
+"""``Rule``: from one call of a layer to the per-sample gradients of its parameters.
 
 A rule does not square or average anything. It says of every parameter how its per-sample gradient
 G_n = d loss_n / d parameter is composed, in one of four forms that need not be written out:

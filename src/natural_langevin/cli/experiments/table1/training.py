@@ -1,4 +1,4 @@
-"""Training of a stage: the run loop of the library, with a clock and a checkpoint of its own.
+"""Training of a stage: the run loop of the library, with its own clock and checkpoint.
 
 Every draw is a function of its address, so a stage that goes on from its checkpoint ends with the
 same numbers.

@@ -1,4 +1,4 @@
-"""Outputs of many networks in C: what predictions and held-out scores are made of.
+"""Outputs of many networks in C, for predictions and held-out scores.
 
 The network is recognised as the engine's is (see ``trace``), and the first outputs of every shape
 of inputs are compared with the network's own. What is no chain of linear layers, or disagrees, is

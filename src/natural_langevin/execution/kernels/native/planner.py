@@ -1,4 +1,5 @@
-"""Whether a run goes by the native engine: it must take everything, and prove itself on a step.
+"""Whether the native engine is used: it must support the whole run, and agree with the reference on
+a step.
 
 The proof compares one native step with the reference's. Where float32 cannot decide (inputs far
 from zero cancel in J_ii - J_0i^2 / J_00, and the reference itself is rounding there) the same step

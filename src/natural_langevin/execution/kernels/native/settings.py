@@ -1,4 +1,4 @@
-"""What the native engine takes of a run's settings, as the numbers that it reads.
+"""A run's settings as the numbers that the native engine reads.
 
 Every function raises ``UnsupportedError`` for what it does not know. Types are compared exactly: a
 subclass may mean something else.

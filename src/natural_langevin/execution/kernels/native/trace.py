@@ -1,4 +1,4 @@
-"""Which networks are a chain of layers and activations: found out by watching one call.
+"""Recognises networks that are a chain of layers and activations, by tracing one call.
 
 The network is called on a few samples, and every torch function on the way is looked at: the tensor
 that carries the samples must go through nothing but products with parameters, convolutions, pools,

@@ -1,4 +1,5 @@
-"""Whether a run goes by whole steps in Triton: it must take everything, and prove itself.
+"""Whether whole steps in Triton are used: they must support the whole run, and agree with the
+reference.
 
 The proof is two steps in one launch against two of the reference's: a compiler and a driver that we
 have not seen stand between the kernel and its source. What has agreed once need not

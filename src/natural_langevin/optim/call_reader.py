@@ -101,13 +101,6 @@ class CallReader:
         return seen, pulled
 
 
-def scaled(deltas: Tensors, scale: Tensor) -> Tensors:
-    """All of them times ``scale``, at once."""
-    flat = [d for ds in deltas.values() for d in ds]
-    found = iter(torch._foreach_mul(flat, scale) if flat else ())
-    return {key: [next(found) for _ in ds] for key, ds in deltas.items()}
-
-
 def _unexpected(name: str) -> str:
     return (
         f"layer {name!r} was not called as in the rehearsal of this batch's shape: does the "

@@ -26,7 +26,7 @@ from natural_langevin._internal.chains import Params, Units
 from natural_langevin.execution.graphs import RecordedFunction
 from natural_langevin.optim import shards
 from natural_langevin.optim.agreement import waiting
-from natural_langevin.optim.call_reader import CallReader, scaled
+from natural_langevin.optim.call_reader import CallReader
 from natural_langevin.optim.capture import Capture, Pass, Record
 from natural_langevin.optim.network_copy import Arguments, Cotangent, NetworkCopy, copy_network
 from natural_langevin.preconditioners import Preconditioner
@@ -298,9 +298,10 @@ class Fisher:
 
         def statistics(*given: Tensor) -> Moments:
             *seen, scale = given
-            known = _like(inputs, seen[:-count]), scaled(_like(deltas, seen[-count:]), scale)
+            known = _like(inputs, seen[:-count]), _like(deltas, seen[-count:])
+            recorded = Recorded(params, *known, rows, rows, self._loss, scale)
             return layer_statistics(
-                self.network_copy, plan, groups, Recorded(params, *known, rows, rows, self._loss),
+                self.network_copy, plan, groups, recorded,
                 sharing=self.gradients.sharing, numbers=chunk_numbers(rows.device),
                 basis=self.basis(), divisor=1,
             )  # fmt: skip

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 
 from natural_langevin._internal.chains import Params
 from natural_langevin.optim import shards
-from natural_langevin.optim.call_reader import scaled
 from natural_langevin.optim.capture import Pass
 from natural_langevin.optim.fisher import Fisher
 from natural_langevin.optim.network_copy import Arguments
@@ -32,7 +30,7 @@ from natural_langevin.statistics.moments import (
     merge,
 )
 from natural_langevin.statistics.plan import Plan, make_plan
-from natural_langevin.statistics.statistics import Recorded, ruled_gradients
+from natural_langevin.statistics.statistics import Recorded, layer_gradients
 
 
 class ShardedFisher(Fisher):
@@ -82,12 +80,11 @@ class ShardedFisher(Fisher):
         plan = one.plan
         assert plan is not None
         inputs, deltas = self._recorded(one, plan)
-        deltas = scaled(deltas, scale * len(rows) ** -0.5)
-        recorded = Recorded(params, inputs, deltas, rows, rows, self._loss)
+        scale = scale * len(rows) ** -0.5
+        recorded = Recorded(params, inputs, deltas, rows, rows, self._loss, scale)
         result: Moments = {}
         groups, shapes = self.groups(params), {k: p.shape for k, p in params.items()}
-        for layers in _sharing(self.network_copy.owned, plan.ruled):
-            gradients = ruled_gradients(self.network_copy, replace(plan, ruled=layers), recorded)
+        for gradients in layer_gradients(self.network_copy, plan, recorded):
             found = layer_moments(
                 gradients, groups, shapes, samples=len(rows),
                 sharing=self.gradients.sharing, numbers=chunk_numbers(rows.device), divisor=1,
@@ -110,19 +107,6 @@ class ShardedFisher(Fisher):
         """This rank's rows of the sum over all ranks' samples, in units of a mean over its own."""
         parameter = self._whose[name]
         return shards.reduced(mean.reshape(parameter.shape) * samples, parameter) / samples
-
-
-def _sharing(owned: dict[str, dict[str, str]], layers: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Layers that share a parameter go together."""
-    groups: list[tuple[set[str], list[str]]] = []
-    for name in layers:
-        names, members = set(owned[name].values()), [name]
-        for other in [g for g in groups if g[0] & names]:
-            groups.remove(other)
-            names |= other[0]
-            members = other[1] + members
-        groups.append((names, members))
-    return [tuple(members) for _, members in groups]
 
 
 def skeleton(model: nn.Module) -> nn.Module:

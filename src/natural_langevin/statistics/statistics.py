@@ -20,7 +20,7 @@ from natural_langevin.statistics.moments import (
 from natural_langevin.statistics.plan import Axis, Plan
 from natural_langevin.statistics.requests import Basis, Group
 from natural_langevin.statistics.rules import Call, SampleGradient
-from natural_langevin.statistics.tape import Tensors, is_real
+from natural_langevin.statistics.tape import CallKey, Tensors, is_real
 
 
 class Recorded(NamedTuple):
@@ -32,6 +32,12 @@ class Recorded(NamedTuple):
     x: Tensor
     y: Tensor  # the labels whose gradients count: the data's, or drawn from the model
     loss: Callable[[Params, Tensor, Tensor], Tensor]  # of a batch, summed
+    scale: Tensor | None = None  # what ``deltas`` are multiplied by, call by call: one copy at once
+
+    def output_gradients(self, key: CallKey) -> list[Tensor]:
+        """The gradients of a call's outputs, at their scale."""
+        found = self.deltas[key]
+        return found if self.scale is None else [d * self.scale for d in found]
 
 
 def layer_statistics(
@@ -45,15 +51,19 @@ def layer_statistics(
     basis: Basis,
     divisor: int | None = None,
 ) -> Moments:
-    """What the groups ask for; temporary tensors take about ``numbers`` numbers. ``divisor``: see
-    ``layer_moments``."""
+    """What the groups ask for, layer by layer; temporary tensors take about ``numbers`` numbers.
+    ``divisor``: see ``layer_moments``."""
     params, size = recorded.params, len(recorded.x)
     shapes = {k: p.shape for k, p in params.items()}
-    gradients = ruled_gradients(network, plan, recorded)
-    result = layer_moments(
-        gradients, groups, shapes, samples=size, sharing=sharing, numbers=numbers, basis=basis,
-        divisor=divisor,
-    )  # fmt: skip
+    result: Moments = {}
+    used = set(plan.whole)
+    for gradients in layer_gradients(network, plan, recorded):
+        found = layer_moments(
+            gradients, groups, shapes, samples=size, sharing=sharing, numbers=numbers, basis=basis,
+            divisor=divisor,
+        )  # fmt: skip
+        merge(result, found)
+        used |= gradients.keys()
 
     def add(source: tuple[samples.Dense, int], names: Collection[str]) -> None:
         own = [g for g in groups if g.name in names]
@@ -64,11 +74,12 @@ def layer_statistics(
         merge(result, found)
 
     for name in plan.replayed:
-        source = samples.replayed(network, plan, name, params, recorded.inputs, recorded.deltas)
+        own = {key: recorded.output_gradients(key) for key in plan.traces if key[0] == name}
+        source = samples.replayed(network, plan, name, params, recorded.inputs, own)
         add(source, set(network.owned[name].values()) - plan.whole)
     if plan.whole:
         add(samples.whole(recorded.loss, params, plan.whole, recorded.x, recorded.y), plan.whole)
-    used = {*gradients, *plan.whole}.union(*(network.owned[n].values() for n in plan.replayed))
+    used.update(*(network.owned[n].values() for n in plan.replayed))
     # A layer that the forward pass never calls has no gradient, hence zeros.
     unused = [g for g in groups if not used & set(g.names)]
     if unused:
@@ -77,19 +88,34 @@ def layer_statistics(
     return result
 
 
-def ruled_gradients(
+def layer_gradients(
     network: Network, plan: Plan, recorded: Recorded
-) -> dict[str, list[SampleGradient]]:
-    """By full name, what the rules make of every call. A shared weight collects several layers'."""
-    gradients: dict[str, list[SampleGradient]] = {}
-    for name in plan.ruled:
-        module, rule = network.model.get_submodule(name), network.rules[name]
-        for call, repeat in _calls(network, plan, name, recorded):
-            found = rule.gradients(module, call)
-            for own, full in network.owned[name].items():
-                if full not in plan.whole:
-                    gradients.setdefault(full, []).append(found[own].folded(repeat))
-    return gradients
+) -> Iterator[dict[str, list[SampleGradient]]]:
+    """By full name, what the rules make of every call, one layer after the other; layers that share
+    a parameter go together, which collects the gradients of them all."""
+    for layers in _sharing(network.owned, plan.ruled):
+        gradients: dict[str, list[SampleGradient]] = {}
+        for name in layers:
+            module, rule = network.model.get_submodule(name), network.rules[name]
+            for call, repeat in _calls(network, plan, name, recorded):
+                found = rule.gradients(module, call)
+                for own, full in network.owned[name].items():
+                    if full not in plan.whole:
+                        gradients.setdefault(full, []).append(found[own].folded(repeat))
+        yield gradients
+
+
+def _sharing(owned: dict[str, dict[str, str]], layers: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Layers that share a parameter go together."""
+    groups: list[tuple[set[str], list[str]]] = []
+    for name in layers:
+        names, members = set(owned[name].values()), [name]
+        for other in [g for g in groups if g[0] & names]:
+            groups.remove(other)
+            names |= other[0]
+            members = other[1] + members
+        groups.append((names, members))
+    return [tuple(members) for _, members in groups]
 
 
 def _calls(
@@ -105,5 +131,5 @@ def _calls(
             inputs = first(plan.inputs[key], plan.spread(key, recorded.inputs[key]))
             if network.dtype is not None:  # full precision before anything is squared
                 inputs = tuple(a.to(network.dtype) if is_real(a) else a for a in inputs)
-            deltas = first(plan.outputs[key], recorded.deltas[key])
+            deltas = first(plan.outputs[key], recorded.output_gradients(key))
             yield Call(inputs, deltas), plan.outputs[key][0].repeat

@@ -54,7 +54,8 @@ class LearningCoefficient:
     @property
     def healthy(self) -> list[int]:
         """Those of ``rows`` that have not diverged."""
-        return [c for c in self.rows if c in self.posterior.healthy]
+        healthy = set(self.posterior.healthy)
+        return [c for c in self.rows if c in healthy]
 
     @property
     def rhat(self) -> float:

@@ -463,7 +463,7 @@ class Langevin:
     ) -> Posterior:
         """``sample`` with its arguments in two parts: what a plan is made of, and the rest."""
         # One that may be gone on with has its steps counted: it ends with the same bits.
-        limit = self._limit(asked, ends=options.checkpoint is None and plan is None)
+        limit = self._limit(asked, ends=options.checkpoint is None)
         refuse_autocast(self.device)
         with (
             local_folders(options.checkpoint, options.where, self.mesh) as local,

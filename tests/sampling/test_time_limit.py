@@ -15,6 +15,8 @@ from natural_langevin.execution.engine import Engine
 from natural_langevin.recipe import cost, prior_scale
 from natural_langevin.run import time_limit
 from natural_langevin.run.look import Look
+from natural_langevin.tabular.recipe import learn
+from natural_langevin.tabular.settings import Settings
 from short_recipe import SHORT, USUAL, changed
 
 ROWS = 60
@@ -150,3 +152,19 @@ def test_seconds_of_a_target_are_of_the_whole_call_too(clock: Clock) -> None:
     posterior = sampled(12.0, until="ess:100000", burn_in=10, thin=1)
     assert posterior.config["limit"] == "seconds"
     assert clock.now < 1.3 * 12
+
+
+def test_a_table_ends_when_its_seconds_are_over(clock: Clock) -> None:
+    """Descents on folds, the views' comparison and the last runs, each within its part."""
+    x, y = data()
+    clock.price = 4e-3
+    learn(x.double(), y, "classification", Settings(hidden=(4,), seconds=12.0), classes=2)
+    assert 0.9 * 12 < clock.now < 1.1 * 12
+
+
+def test_seconds_beside_a_plan_end_it(clock: Clock) -> None:
+    plan = sampler().plan(data(), steps=5000, burn_in=10, thin=5)
+    clock.now, clock.price = 0.0, 1e-3
+    found = sampler().sample(data(), plan=plan, seconds=5.0, progress=False)
+    assert found.config["steps"] < plan.steps
+    assert clock.now < 1.1 * 5

@@ -51,6 +51,9 @@ PART, FEWEST_STEPS, DRAWS = 4, 500, 25
 PARTS, MOST_LATER, FEWEST_TIMES = (0.5, 0.75), 250, 30
 #: Where a call has so many seconds: the part of them for the first plan, and when folds are over.
 PLANNING, COMPARING = 0.3, 0.45
+#: A view on folds may take this part of what was spent before in any case: its descent is where the
+#: last run begins.
+LEAST = 0.5
 
 
 @dataclass(frozen=True)
@@ -155,9 +158,13 @@ class TableFit:
             plan, steps=steps, end=None, draws=DRAWS, batch_size=min(plan.batch_size, size)
         )
         sampler = self._sampler(view, len(seen), size, seed=1)
+        seconds, took = None, self._pace(sampler, data, short)
         if (left := self.clock.until(COMPARING)) is not None:
-            short = replace(short, steps=min(steps, _steps_within(sampler, data, short, left / 2)))
-        run = self._run(sampler, data, short, f"comparing {view} on held-out rows", trial=True)
+            short = replace(short, steps=min(steps, max(10, int(left / 2 / took))))
+            seconds = max(left, LEAST * self.clock.spent)
+        run = self._run(
+            sampler, data, short, f"comparing {view} on held-out rows", trial=True, seconds=seconds
+        )
         if len(run.healthy) < len(seen):
             raise DivergenceError(f"a chain of {view} diverged")
         asked = [*self.folds, *(past.asked for past in self.past)]
@@ -194,10 +201,12 @@ class TableFit:
             own = torch.arange(chains) % count
             weights, learned = ({k: v[own] for k, v in tree.items()} for tree in trial.end)
             begin = weights, learned
-        data = self._data(view, rows)
+        data, seconds, title = self._data(view, rows), None, f"learning from all rows ({view})"
+        took = self._pace(sampler, data, plan)
         if (left := self.clock.until(part)) is not None and self.settings.given_steps is None:
-            plan = replace(plan, steps=_steps_within(sampler, data, plan, share * left), end=None)
-        return self._run(sampler, data, plan, f"learning from all rows ({view})", begin=begin)
+            plan = replace(plan, steps=max(10, int(share * left / took)), end=None)
+            seconds = max(share * left, 0.1)
+        return self._run(sampler, data, plan, title, begin=begin, seconds=seconds)
 
     def sound(self, view: View, posterior: Posterior) -> Tensor:
         """The numbers of the networks that explain the training rows about as well as the others.
@@ -259,6 +268,7 @@ class TableFit:
         *,
         trial: bool = False,
         begin: tuple[Params, Params] | None = None,
+        seconds: float | None = None,
     ) -> Posterior:
         options = Options(
             checkpoint=self._folder(title),
@@ -269,15 +279,15 @@ class TableFit:
             begin=begin,
             probe=False,  # which would cost more than the run itself
         )
-        return sampler.sampled(data, Asked(), options, plan)
+        return sampler.sampled(data, Asked(seconds=seconds), options, plan)
 
-
-def _steps_within(sampler: Langevin, data: Any, plan: Plan, seconds: float) -> int:
-    """How many steps of a plan fit into so many seconds, ten at least."""
-    motion = sampler.motion.on(sampler.problem.on(data))
-    size = plan.schedule() or known_step_size(sampler.given.step_size)
-    took, _ = pace.of_steps(motion, plan.batch_size, size, sampler.given.settings.time)
-    return max(10, int(seconds / took))
+    def _pace(self, sampler: Langevin, data: Any, plan: Plan) -> float:
+        """Seconds of a step of a plan, where time is limited: these are spent as well."""
+        if self.clock.seconds is None:
+            return math.inf
+        motion = sampler.motion.on(sampler.problem.on(data))
+        size = plan.schedule() or known_step_size(sampler.given.step_size)
+        return pace.of_steps(motion, plan.batch_size, size, sampler.given.settings.time)[0]
 
 
 def networks(

@@ -180,11 +180,13 @@ def test_several_chains_of_a_scale_have_the_same_fold() -> None:
         assert torch.equal(many, single.repeat_interleave(3, 0))
 
 
-def test_the_chosen_scale_lies_where_the_parabola_is_lowest() -> None:
-    scores = {s: 0.1 * math.log(s / 3.0) ** 2 + 7.0 for s in TRIAL.scales}
+@pytest.mark.parametrize(("lowest", "expected"), [(8.0, 8.0), (3.0, 5.0), (2.0, 2.0)])
+def test_the_chosen_scale_lies_where_the_parabola_is_lowest(lowest: float, expected: float) -> None:
+    """Of the best scale and the wider ones: a trial speaks against these."""
+    scores = {s: 0.1 * math.log(s / lowest) ** 2 + 7.0 for s in TRIAL.scales}
     tried, scale, why = prior_scale.best(scores, TRIAL)
-    assert tried == 5
-    assert scale == pytest.approx(3.0)
+    assert tried == (1 if lowest == 2 else 5)
+    assert scale == pytest.approx(expected)
     assert "held-out" in why
 
 

@@ -3,8 +3,8 @@
 Weights have the prior N(0, s gain^2 / fan_in). Every scale s runs on every fold's training rows,
 and is scored by -ln of its predictive density on the rows held out, averaged over the draws of the
 run's second half. If other scales are not clearly worse than the best, these continue for as long
-again and are scored once more. The scale of the lowest score is chosen, by interpolation between
-those tried. The same rows then calibrate the predictions (see ``posterior.calibration``): the
+again and are scored once more. The scale of the lowest score is chosen, or one between it and the
+next wider, by interpolation. The same rows then calibrate the predictions (see ``posterior.calibration``): the
 sharpness for classes, the spread of the networks for numbers with learned noise.
 """
 
@@ -71,7 +71,8 @@ def near(scores: Tensor, rule: PriorTrial) -> list[int]:
 def best(scores: dict[float, float], rule: PriorTrial) -> tuple[float, float, str]:
     """The best scale tried, the scale between it and its neighbours where a parabola in ln s
     through their three scores is lowest, and why. ``scores``: mean -ln density on held-out rows by
-    scale."""
+    scale. Not a narrower one: a trial has fewer rows, chains and steps than the run, each of which
+    speaks against wide priors."""
     order = sorted(scores)
     found = min(order, key=scores.__getitem__)
     if not math.isfinite(scores[found]):
@@ -80,6 +81,6 @@ def best(scores: dict[float, float], rule: PriorTrial) -> tuple[float, float, st
     if 0 < k < len(order) - 1:
         down, up = (scores[order[j]] - scores[found] for j in (k - 1, k + 1))
         if math.isfinite(down + up):
-            scale *= rule.factor ** (0.5 * (down - up) / max(down + up, 1e-12))
+            scale *= rule.factor ** max(0.0, 0.5 * (down - up) / max(down + up, 1e-12))
     said = ", ".join(f"{scores[s]:.3f} at {s:g}" for s in order)
     return found, scale, f"held-out NLL by variance, in units of 2 / fan-in: {said}"

@@ -12,7 +12,8 @@ has logged, with seconds, is on stderr as it comes:
     checkpoints            of one short training of a convolutional network on MNIST, as chains of
                            one run
     checkpoints, RMSProp   the same in another metric
-    checkpoints, longer    four times the steps: whether the usual ones are enough
+    checkpoints, quarter   statistics of the usual metric at every fourth step of the burn-in
+    checkpoints, longer    every tenth of them, with twenty times the steps: what all should have
     checkpoints, devinterp its SGLD at three of them, each with its documented 10 chains of 100
                            draws; ``seconds``: times the number of checkpoints over three
 
@@ -83,7 +84,7 @@ def perceptron(given: argparse.Namespace) -> dict[str, Any]:
     """The published case: 6 chains of 5,000 steps."""
     net, x, y = mnist_network(given)
     options: dict[str, Any] = {
-        "chains": 6, "steps": given.steps // 2, "batch_size": min(512, len(x)), "draws": 16,
+        "chains": 6, "steps": given.steps // 2, "batch_size": min(512, len(x)), "draws": 12,
         "device": given.device,
     }  # fmt: skip
     _, built = timed(
@@ -165,15 +166,16 @@ def training_run(given: argparse.Namespace) -> tuple[nn.Module, list[Any], Tenso
 def checkpoints(
     given: argparse.Namespace,
     *,
-    times: int = 1,
     metric: preconditioners.Preconditioner | None = None,
+    apart: int = 1,
+    times: int = 1,
 ) -> dict[str, Any]:
-    """A training's coefficients in one call."""
+    """A training's coefficients in one call, of checkpoints so far ``apart``."""
     net, kept, x, y = training_run(given)
-    steps = times * given.curve_steps
+    kept, steps = kept[apart - 1 :: apart], times * given.curve_steps
     found, seconds = timed(given.device, lambda: slt.llc_curve(
         kept, net, LIKELIHOOD, (x, y), chains=1, steps=steps, batch_size=min(128, len(x)),
-        draws=8, device=given.device, preconditioner=metric,
+        draws=8 if times == 1 else 64, device=given.device, preconditioner=metric,
     ))  # fmt: skip
     config = found.estimates[0].posterior.config
     return {
@@ -206,7 +208,10 @@ ROWS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "checkpoints, devinterp": checkpoints_theirs,
     "checkpoints": checkpoints,
     "checkpoints, RMSProp": partial(checkpoints, metric=preconditioners.RMSProp()),
-    "checkpoints, longer": partial(checkpoints, times=4),
+    "checkpoints, quarter": partial(
+        checkpoints, metric=preconditioners.QuasiDiagonalFisher(every=4)
+    ),
+    "checkpoints, longer": partial(checkpoints, apart=10, times=20),
     "perceptron, all data": perceptron_exact,
 }
 

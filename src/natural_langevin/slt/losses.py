@@ -14,8 +14,8 @@ from natural_langevin.langevin import Langevin
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.statistics import Network
 
-#: Rows at a time.
-ROWS = 4096
+#: Rows at a time: whole batches of ``Posterior.log_likelihood``.
+ROWS = 4000
 
 
 def batches(sampler: Langevin, data: Any) -> Iterator[Batch]:

@@ -146,7 +146,12 @@ def test_eight_rows() -> None:
     assert error < 0.06 * sd
     assert abs(float(u.mean()) - mean) < 4 * error + 0.02 * sd
     assert abs(float(u.std()) / sd - 1) < 0.12
-    assert found.diagnose(x).mixing.values.shape[-1] == 16  # the verdict follows sigma as well
+    assert found.diagnose(x).mixing.values.shape[-1] == 8
+    with pytest.raises(ValueError, match="no parameter matches"):
+        found.diagnose(x, parameters=["wieght"])
+    found.samples["likelihood.log_sigma"][:16] += 2.0
+    verdict = found.diagnose(x).verdicts[0]
+    assert "likelihood.log_sigma[0], R-hat " in verdict
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "student", "heteroscedastic"])

@@ -19,7 +19,7 @@ from natural_langevin._internal.chains import likelihood_powers
 from natural_langevin.data.checks import shown_to_model
 from natural_langevin.diagnostics import probes
 from natural_langevin.diagnostics.kinetic import left_by_epochs
-from natural_langevin.likelihoods import with_own
+from natural_langevin.likelihoods import weight_name, with_own
 from natural_langevin.likelihoods.predictive import predicted_by
 from natural_langevin.metrics.summary import ClassificationScores, RegressionScores
 from natural_langevin.posterior import networks
@@ -62,14 +62,17 @@ def diagnose(
         around = probes.around(x, looked_up=looked_up)
     inputs = {"predictions": x} | around
     sizes = [len(rows) for rows in inputs.values()]
-    outputs = followed(posterior, torch.cat(list(inputs.values())), pooled).split(sizes, 2)
-    predictions, *elsewhere = outputs
+    every = followed(posterior, torch.cat(list(inputs.values())), pooled)
     some = diagnostics.some_components(posterior.samples, tuple(parameters), MOST_COMPONENTS)
+    own = weight_name(posterior.likelihood)
+    if own is not None:  # no output of the user's network, and the same at all inputs
+        every, some = every[..., :-1], some | {own: posterior.samples[own]}
+    predictions, *elsewhere = every.split(sizes, 2)
     heat = pair = None
     if data is not None:
         heat = _configurational(posterior, data, prior, batch_size, max_draws)
     if halved is not None:
-        pair = _against(posterior, halved, x, predictions, pooled)
+        pair = _against(posterior, halved, x, pooled)
     return diagnostics.diagnose(
         predictions,
         {c: int(s) for c, s in enumerate(posterior.diverged.tolist()) if s >= 0},
@@ -152,14 +155,14 @@ def _kinetic(config: Mapping[str, Any]) -> diagnostics.Kinetic | None:
 
 
 def _against(
-    posterior: Draws, other: Draws, x: Tensor, predictions: Tensor, pooled: Sequence[int]
+    posterior: Draws, other: Draws, x: Tensor, pooled: Sequence[int]
 ) -> dict[str, diagnostics.Halved]:
     """This run and one at half the step size: predictions, and some weights of each tensor."""
     theirs = other.chosen(None)
     mine = diagnostics.some_components(posterior.samples, ("*",))
     half = diagnostics.some_components(other.samples, ("*",))
     return diagnostics.halved.compare(
-        {"predictions": predictions}
+        {"predictions": followed(posterior, x, pooled)}
         | {k: posterior.shards.everywhere(v)[list(pooled)] for k, v in mine.items()},
         {"predictions": followed(other, x, theirs)}
         | {k: other.shards.everywhere(v)[theirs] for k, v in half.items()},

@@ -4,7 +4,8 @@
 
 A ReLU network 30-40-30 whose first layer is multiplied by c and whose second is divided by it, for
 c = 1e-4 ... 1e4, is the same function; its coefficient should be the same number. And 10-20-20-10
-with n = 10,000: the value by this library, and by its Metropolis-adjusted dynamics on all data.
+with n = 10,000 and noise of deviation .1: 296.2 by MALA and 294.9 by SGLD are published for such a
+network. The value by this library, and by its Metropolis-adjusted dynamics on all data.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from natural_langevin import dynamics, likelihoods, slt
 from natural_langevin.cli.experiments.origin import origin
 
 SCALES = (1e-4, 1e-2, 1.0, 1e2, 1e4)
-LIKELIHOOD = likelihoods.Gaussian(sigma=1.0)
+WIDE, SMALL = 1.0, 0.1  # deviations of the noise
 
 
 def relu_network(widths: tuple[int, ...], seed: int = 0) -> nn.Sequential:
@@ -33,13 +34,13 @@ def relu_network(widths: tuple[int, ...], seed: int = 0) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def rows_of(net: nn.Module, inputs: int, count: int) -> tuple[Tensor, Tensor]:
-    """Data from the network itself, with noise of variance 1."""
+def rows_of(net: nn.Module, inputs: int, count: int, noise: float) -> tuple[Tensor, Tensor]:
+    """Data from the network itself, with noise."""
     g = torch.Generator().manual_seed(1)
     x = torch.randn(count, inputs, generator=g)
     with torch.no_grad():
         y = net(x)
-    return x, y + torch.randn(y.shape, generator=g)
+    return x, y + noise * torch.randn(y.shape, generator=g)
 
 
 def rescaled(c: float) -> nn.Sequential:
@@ -67,26 +68,28 @@ def main() -> None:
     given = parser.parse_args()
     results: dict[str, Any] = {"origin": origin("cpu"), "small, seconds=2.5": [], "rescaled": {}}
 
-    def timed(net: nn.Module, data: tuple[Tensor, Tensor], **options: Any) -> dict[str, Any]:
+    def timed(
+        net: nn.Module, data: tuple[Tensor, Tensor], noise: float = SMALL, **options: Any
+    ) -> dict[str, Any]:
         began = time.perf_counter()
-        found = slt.llc(net, LIKELIHOOD, data, **options)
+        found = slt.llc(net, likelihoods.Gaussian(sigma=noise), data, **options)
         return described(found, time.perf_counter() - began)
 
     def keep() -> None:
         given.out.write_text(json.dumps(results, indent=1) + "\n")
 
     net = relu_network((10, 20, 20, 10))
-    data = rows_of(net, 10, given.rows)
-    slt.llc(net, LIKELIHOOD, data, steps=50)  # what is built once
+    data = rows_of(net, 10, given.rows, SMALL)
+    timed(net, data, steps=50)  # what is built once
     results["small"] = timed(net, data)
     print(results["small"], flush=True)
     for seed in range(3):
         results["small, seconds=2.5"].append(timed(net, data, seconds=2.5, seed=seed))
         print(results["small, seconds=2.5"][-1], flush=True)
         keep()
-    wide = rows_of(rescaled(1.0), 30, given.rows)
+    wide = rows_of(rescaled(1.0), 30, given.rows, WIDE)
     for c in SCALES:
-        results["rescaled"][f"{c:g}"] = timed(rescaled(c), wide)
+        results["rescaled"][f"{c:g}"] = timed(rescaled(c), wide, WIDE)
         print(c, results["rescaled"][f"{c:g}"], flush=True)
         keep()
     values = [r["value"] for r in results["rescaled"].values()]

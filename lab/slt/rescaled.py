@@ -4,9 +4,9 @@
 
 A ReLU network 30-40-30 whose first layer is multiplied by c and whose second is divided by it, for
 c = 1e-4 ... 1e4, is the same function; its coefficient should be the same number. And 10-20-20-10
-with n = 10,000: the value by this library, and by its Metropolis-adjusted dynamics on all data, which
-is the reference. 296.2 by MALA and 294.9 by SGLD are published for these widths without the noise;
-its deviation here, .1, is the one of several tried that comes near them.
+with n = 10,000: the value by this library, and by its Metropolis-adjusted dynamics on all data, the
+reference. 296.2 by MALA and 294.9 by SGLD are published for these widths without the noise; its
+deviation here, .1, is the one of several tried that comes near them.
 """
 
 from __future__ import annotations

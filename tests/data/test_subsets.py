@@ -93,5 +93,5 @@ def test_a_pilot_cannot_hold_out_what_chains_do_not_share():
         step_size="auto",
         dynamics=dynamics.Overdamped(),
     )
-    with pytest.raises(ValueError, match="step sizes as chains"):
+    with pytest.raises(ValueError, match="one step size per chain"):
         automatic.sample(Subsets(X.float(), Y, ROWS), 20, batch_size=3, progress=False)

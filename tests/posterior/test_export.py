@@ -120,7 +120,7 @@ def test_bad_arguments(tmp_path: Path, classes: Data) -> None:
         posterior.export(tmp_path / "file", classes[0], format="tflite")
     with pytest.raises(ValueError, match="at least one input"):
         posterior.export(tmp_path / "file.pt2", classes[0][:0])
-    with pytest.raises(ValueError, match=r"named \.pt2 alone, got .*file\.pth"):
+    with pytest.raises(ValueError, match=r"only files named \.pt2, got .*file\.pth"):
         posterior.export(tmp_path / "file.pth", classes[0])
     with pytest.raises(ValueError, match='"ensemble", "mean" or "last"'):
         posterior.export(tmp_path / "file", classes[0], estimate="best")

@@ -56,8 +56,8 @@ def test_a_target_that_is_missed_is_said(
     found = run(until="ess:1e5", **options)
     assert found.config["limit"] == limit
     assert found.config["ess"] < 1e5
-    [said] = [r.getMessage() for r in caplog.records if "asked for" in r.getMessage()]
-    assert f"of the 100000 asked for when {limit}={value} was reached: give more {limit}" in said
+    [said] = [r.getMessage() for r in caplog.records if "below the target" in r.getMessage()]
+    assert f"below the target 100000, when {limit}={value} was reached: give more {limit}" in said
 
 
 def test_a_resumed_run_knows_that_it_was_done(tmp_path) -> None:

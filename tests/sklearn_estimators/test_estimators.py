@@ -350,7 +350,7 @@ def test_partial_dependence_has_the_slope_and_its_uncertainty():
     flat = model.partial_dependence(X, "x1")
     assert len(flat.values) == 20
     assert np.ptp(flat.mean) < 0.4
-    with pytest.raises(ValueError, match="no column in use"):
+    with pytest.raises(ValueError, match="not a column in use"):
         model.partial_dependence(X, "x9")
 
 

@@ -75,7 +75,7 @@ def test_missing_cells_are_filled_with_the_mean_beside_an_input_that_says_so():
     assert "1 of 4 cells is missing (first: a.csv, line 3): filled with the mean" in said(
         features, "a"
     )
-    assert "a category of their own" in said(features, "w")
+    assert "a separate category" in said(features, "w")
 
 
 def test_what_new_rows_lack_is_noted_row_by_row_and_no_file_is_refused():
@@ -317,7 +317,7 @@ def test_classes_have_an_order_and_one_name_however_they_are_written():
         ("y\n1\nx\n2\n", None, "'x' .a.csv, line 3.: correct such cells or.*--task classification"),
         ("y\n1\nx\n2\nz\n", "regression", "'x' .a.csv, line 3., in 2 of 4 rows: .* empty them"),
         ("y;b\n;1\n;2\n", None, "missing in all 2 rows: fill it in"),
-        ("y\n350k\n3.6M\n99th\n", None, "such as '350k': too many .* write numbers as digits"),
+        ("y\n350k\n3.6M\n99th\n", None, "such as '350k': too many .* write numbers with digits"),
         ("y\n1\n2\n", "guessing", "classification or regression or count or ordinal"),
         ("y\na\nb\n", "regression", "holds words such as 'a' .a.csv, line 2."),
         ("y\n1\n-2\n", "count", "holds -2, and counts are 0, 1, 2"),

@@ -159,7 +159,7 @@ def test_counts_are_recognised_and_few_values_are_classes():
     claims = rng.negative_binomial(1, 0.1, size=400)
     target, reason = find_target(table("y\n" + "\n".join(map(str, claims))), "y")
     assert target.task == "count"
-    assert "as counts do (if they are no counts: --task regression)" in reason
+    assert "as counts do (if they are not counts: --task regression)" in reason
     shifted = "y\n" + "\n".join(map(str, claims + 1))
     assert find_target(table(shifted), "y")[0].task == "regression"
     few = "y\n" + "\n".join(map(str, rng.poisson(1.0, size=400)))
@@ -285,7 +285,7 @@ def test_spreadsheet_errors_are_missing_and_parentheses_a_minus():
 
 def test_words_that_differ_in_capitals_are_mentioned():
     _, said = surveyed(["Rome", "rome", "Oslo"] * 4)
-    assert "'Rome' and 'rome' differ in capitals alone and are kept apart" in said
+    assert "'Rome' and 'rome' differ only in capitals and are kept apart" in said
 
 
 @pytest.mark.parametrize("form", ["%Y-%m", "%m/%Y", "%b %Y"])

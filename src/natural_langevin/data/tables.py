@@ -191,7 +191,7 @@ def _words(y: NDArray[Any], label: str) -> list[str]:
     try:
         return [v.decode("utf-8") if isinstance(v, bytes) else str(v) for v in y]
     except ValueError:  # a code point or byte that is no character
-        raise DataError(f"{label}: y holds text that is no valid Unicode: save it again") from None
+        raise DataError(f"{label}: y holds text that is not valid Unicode: save it again") from None
 
 
 def _arrays(label: str, x: NDArray[Any], y: NDArray[Any] | list[str] | None) -> Table:

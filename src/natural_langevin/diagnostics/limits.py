@@ -17,8 +17,7 @@ effective number: chains that agree then show an R-hat of up to R_limit of so ma
 effective sample size has its own limit. Values above ``ALWAYS`` are rejected in any case.
 
 The effective sample size has no such law. By simulation (tests/diagnostics/test_limits.py) its
-lowest percentile, over k numbers, is above 1 - (3 + 0.6 log10 k) (C n)^(-1/3) of the draws, from
-2 x 10 to 16 x 50 and 4 x 1000.
+lowest percentile, over k numbers, is above 1 - (3 + 0.6 log10 k) (C n)^(-1/3) of the draws.
 """
 
 from __future__ import annotations

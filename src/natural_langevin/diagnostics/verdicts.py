@@ -251,11 +251,11 @@ class Diagnosis:
             wrong = ", ".join(f"{name} {b}" for name, b in list(k.wrong_tensors.items())[:4])
             tensors = f" Tensors whose noise is wrong: {wrong}." if wrong else ""
             found.append(
-                f"The noise is mis-scaled: steps show {k.temperature} times the temperature asked "
-                f"for (variance of the noise {k.noise}, drift {drift}, where 1 is right).{tensors} "
-                "The samples are not from the posterior: check a changed step, a custom "
-                "preconditioner (noise must be A z where the drift is A A^T v), the prior's "
-                "log_density against its gradient, and num_data."
+                f"The noise is mis-scaled: steps show {k.temperature} times the target "
+                f"temperature (variance of the noise {k.noise}, drift {drift}, where 1 is "
+                f"right).{tensors} The samples are not from the posterior: check a changed step, "
+                "a custom preconditioner (noise must be A z where the drift is A A^T v), the "
+                "prior's log_density against its gradient, and num_data."
             )
         if k.minibatch is not None and k.minibatch > BIAS_LIMIT * self.temperature:
             found.append(

@@ -1,11 +1,12 @@
 """Minibatch heat: the injected noise is reduced by the minibatch's own noise (SGFS).
 
-A minibatch of B of the N data, drawn anew at every step, moves a step by eta C (g_B - g), which has
+A minibatch of B of the N data, drawn independently at every step, moves a step by eta C (g_B - g),
+which has
 
     (eta^2 / b) C Sigma C,    1/b = (1/B) (N - B)/(N - 1),    Sigma: covariance of the gradients
 
-and where C is about Sigma^{-1} the chain is hotter by eta N / (2 b): 0.3 at eta = 1e-3, N = 60,000,
-B = 100. The correction (Ahn, Korattikara & Welling 2012) injects what is missing,
+and where C is about Sigma^{-1} the chain is hotter by eta N / (2 b). The correction (Ahn,
+Korattikara & Welling 2012) injects what is missing,
 
     max(0, 2 h eta T / N C - (eta^2 / b) C Sigma C)        h = 1, or the friction a with momentum.
 
@@ -25,9 +26,7 @@ numbers.
 
 Minibatches that are parts of one shuffled epoch, as of data in memory, are not independent: their
 errors cancel over the epoch, and a chain that moves little within it is heated far less than that.
-A linear regression at eta = B / N, full J, 200 data in tens, mean square in units of the
-posterior's: independent minibatches 1.49, corrected 1.02; shuffled epochs 1.18, corrected 0.69. So
-the correction is for independent minibatches: given to ``step``, or of a DataLoader whose sampler
+The correction is for independent minibatches: given to ``step``, or of a DataLoader whose sampler
 is ``RandomSampler(replacement=True)``, shared by the chains (``data.SharedBatches``). With shuffled
 epochs it leaves a chain too cold, and ``sample`` warns.
 """

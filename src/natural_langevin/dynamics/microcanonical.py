@@ -20,11 +20,10 @@ the recipe's rules apply. For few weights the two differ, and a single weight ha
 
 Minibatches are taken as they are. The noise of independent ones turns u and cannot lengthen it:
 where C is about the inverse of its covariance, as a Fisher metric is, it is another refreshment and
-hardly a bias (variances +5 % and +14 % where the heat of BAOAB is 1.5 and 7.5 and its variances are
-three and nine times too large). Otherwise the directions of large noise are heated at the cost of
-the others. Minibatches of one shuffled epoch leave it too cold (-16 % and -39 % there, where BAOAB
-has +22 % and +620 %): their errors cancel in theta but not in u; ``sample`` warns. At the recipe's
-heat of .1 the two differ by less than a tenth (lab/notes/microcanonical.md).
+hardly a bias. Otherwise the directions of large noise are heated at the cost of the others.
+Minibatches of one shuffled epoch leave it too cold: their errors cancel in theta but not in u;
+``sample`` warns. At the recipe's heat of .1 the difference is below a tenth
+(lab/notes/microcanonical.md).
 
 Chains start at rest, u = 0, and have a direction after their first step. With parameters in several
 vectors (``optim``: groups of parameters, and ranks that hold rows of them) each vector has its own

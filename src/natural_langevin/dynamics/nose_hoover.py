@@ -21,8 +21,8 @@ All data are needed in every step. The method was designed to absorb minibatch n
 works if that noise is independent from step to step, the same everywhere, and of covariance
 proportional to C^{-1}. Minibatch noise is different: over an epoch its errors cancel in theta, but
 not in the momentum of a single step, which x depends on; and its size varies with position and
-direction, while x is a single number. Variances came out 5 to 23 % too small on a linear model
-(lab/notes/samplers.md), deviations by a quarter on a banana, so minibatches are refused.
+direction, while x is a single number. Variances would be too small (lab/notes/samplers.md), so
+minibatches are refused.
 References: Ding et al., Bayesian sampling using stochastic gradient thermostats, NeurIPS 2014.
 """
 

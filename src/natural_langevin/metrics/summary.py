@@ -219,7 +219,7 @@ def _nll_words(error: float | None) -> str:
 def _ood_row(auroc: float | None) -> list[Row]:
     if auroc is None:
         return []
-    return [("out-of-distribution AUROC", f"{auroc:.3f}", "0.5 is chance, 1 tells them all apart")]
+    return [("out-of-distribution AUROC", f"{auroc:.3f}", "0.5 is chance, 1 is perfect separation")]
 
 
 def _table(title: str, rows: list[Row]) -> str:

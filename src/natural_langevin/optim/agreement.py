@@ -117,8 +117,8 @@ def _name_difference(described: Mapping[str, Any], groups: list[Any]) -> None:
     raise GroupError(
         f"{differences('what defines the run', everybody)}. Ranks of one network "
         "(DistributedDataParallel, fully_shard) must be one run: seed, chain, num_data, "
-        "temperature and lr alike. Ranks with chains of their own need networks of their own, not "
-        "wrapped"
+        "temperature and lr must be equal. For one chain per rank, give every rank its own "
+        "network, not wrapped"
     )
 
 

@@ -17,8 +17,8 @@ beta is that of the lowest -sum ln q(y) + (ln beta)^2 / (2 deviation^2) over hel
 Widths
 ------
 A Gaussian likelihood whose noise is learned has one size of it, the root mean square of all
-residuals: a few large ones make most predictions too wide, and are still badly predicted. The
-prediction is therefore a mixture over networks s and widths c,
+residuals: a few large ones make most predictions too wide. The prediction is therefore a mixture
+over networks s and widths c,
 
     p(y | x) = (1/M) sum_s sum_c w_c N(y; f_s(x), c^2 sigma_s^2),
 
@@ -31,19 +31,16 @@ learned from row n: draws of the posterior weighed by r_s ~ 1 / p(y_n | x_n, the
 sqrt(M) times their mean (truncated importance sampling, Ionides 2008). Without leaving rows out,
 narrow widths would be favoured by rows that were fitted closely.
 
-Fewer than ``FEWEST_ROWS`` rows are not enough for that, nor for the size of the noise: a network
-that fits all of them closely has learned almost none. Then the weights are those that make the
-noise Student's t, with ``FREEDOM`` degrees of freedom per row: an outlier is then unlikely, but not
-impossible.
+Fewer than ``FEWEST_ROWS`` rows are not enough for that. Then the weights are those that make the
+noise Student's t, with ``FREEDOM`` degrees of freedom per row.
 
 Every network gets one of the widths, so that of all networks a part w_c has the width c.
 
 Spread
 ------
-The noise that a Gaussian likelihood learns is as large as the residuals. Where targets have none,
-these are what a network of this size has not learned, another part of it in every network: it
-counts twice, as noise and as the distance of networks from each other, and predictions are too
-wide (central intervals of 50 % hold 70 to 80 %). The prediction is therefore of networks
+The noise that a Gaussian likelihood learns is as large as the residuals. If the targets have none,
+residuals are errors of the networks, different in each: they count twice, as noise and as spread,
+and predictions are too wide. The prediction is therefore of networks
 
     f'_s(x) = m(x) + a (f_s(x) - m(x)),      m the mean over networks, a <= 1,
 
@@ -53,8 +50,8 @@ are those of the highest
     sum_n ln p(y_n | x_n; a, w) + ``USUAL_ROWS`` ln w_1 - (ln a)^2 / (2 ``DEVIATION``^2)
 
 over rows held out of chains on folds (``recipe.prior_scale``). These have learned from fewer rows
-in fewer steps than the run that follows, and more of their noise is what they have not learned yet.
-With sigma the noise of the run, and sigma_0 theirs, the run's spread is
+than the run that follows, and have more noise. With sigma the noise of the run, and sigma_0 theirs,
+the run's spread is
 
     a^phi,      phi = max(0, 1 - sigma^2 / sigma_0^2),
 
@@ -62,27 +59,23 @@ a if no noise is left, and 1 if it is as large as before: then it is real noise.
 
 The trained network
 -------------------
-Where a run began at a trained network, its predictions are among the candidates: on rows that were
-held out, p_s the networks of the posterior and p_0 the one that was given,
+If a run began at a trained network p_0, it is mixed with the networks p_s of the posterior,
 
     p(y | x) = (1 - w) (1/M) sum_s p_s(y | x) + w p_0(y | x),
 
-w that of the highest sum_n ln p(y_n | x_n) (``metrics.stacking_weights``) where the posterior alone
-is behind, and 0 elsewhere. Of all networks a part w is then the trained one. On the rows held out,
-predictions are never worse than the network's own.
+with w of the highest sum_n ln p(y_n | x_n) over held-out rows (``metrics.stacking_weights``) if the
+posterior alone is worse there, and 0 otherwise. A part w of all networks is then the trained one.
 
 The least noise
 ---------------
-With few rows a network may fit all of them exactly, and the noise that is learned as small as its
-residuals falls without end; so does the width of the predictions, and a row a little beyond the
-others is a surprise of a thousand nats. But N rows say nothing of what lies between them: at best,
-along one input, they are a part 1/N of its range apart, over which targets that vary by s may
-change by s/N. Noise smaller than that cannot be told from the shape of the function, so that
+With few rows a network may fit all of them exactly, and the learned noise vanishes with its
+residuals. But at best, along one input, N rows are 1/N of its range apart, over which targets that
+vary by s may change by s/N. Smaller noise cannot be distinguished from the shape of the function,
+so that
 
     sigma >= s / N,        s the standard deviation of the targets,
 
-is what a run by the recipe ends with. With a hundred rows it is a hundredth of the targets' size,
-and out of sight.
+is enforced at the end of a run by the recipe.
 """
 
 from __future__ import annotations

@@ -66,6 +66,6 @@ class ChainShards:
         if not self.whole:
             raise ValueError(
                 f"{what} needs the parameters of all chains in one process, and they are on "
-                f"several: posterior.save(folder) on all, then Posterior.load(folder, model)."
-                f"{what}(...) in a process of its own"
+                "several: posterior.save(folder) on all, then Posterior.load(folder, "
+                f"model).{what}(...) in a single process"
             )

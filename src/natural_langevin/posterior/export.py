@@ -112,7 +112,7 @@ def write(served: Served, path: str | os.PathLike[str], example: Tensor, format:
     if format not in ("torch", "onnx"):
         raise ValueError(f'format must be "torch" or "onnx", got {format!r}')
     if format == "torch" and Path(path).suffix != ".pt2":
-        raise ValueError(f"torch.export reads files named .pt2 alone, got {os.fspath(path)!r}")
+        raise ValueError(f"torch.export reads only files named .pt2, got {os.fspath(path)!r}")
     if format == "onnx":
         _import_onnx()
     program = _exported(served, example)

@@ -6,14 +6,12 @@ of chain c, and m_c that of chain c, the variance of the average over all A bloc
     within     Var(b_ca) / A    blocks nearly independent (batch means, Flegal & Jones 2010)
     between    Var(m_c) / C     chains independent, mixed or not
 
-The first has many degrees of freedom, and is too small where blocks are shorter than what the draws
-remember, or chains sit in different modes; the second is right in either case, from C numbers. The
-larger of the two is taken: of an average of chains that agree it is some per cent too large, and of
-chains that do not it is right (simulated in tests/posterior/test_monte_carlo.py). One chain alone
-is compared by its quarters, which cannot show what the chain has not seen.
+The first has many degrees of freedom, and is too small if blocks are shorter than the
+autocorrelation time, or chains are in different modes; the second is right in either case, from C
+numbers. The larger of the two is used. A single chain is compared by its quarters.
 
-What is not a mean over draws is followed by its first variation: a function f of the mean m of
-draws p_s moves with draw s by f'(m) (p_s - m), and the mean of those numbers has the error of f(m).
+For other functions of the draws the first variation is used: a function f of the mean m of draws
+p_s moves with draw s by f'(m) (p_s - m), and the mean of those numbers has the error of f(m).
 """
 
 from __future__ import annotations

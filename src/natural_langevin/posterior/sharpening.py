@@ -1,18 +1,17 @@
-"""Sharpness: a mixture over networks that is surer, or less sure, by one number.
+"""Sharpness: one number that makes a mixture over networks more or less confident.
 
 With m(x) the mean class probabilities of M networks, p_s(x) those of network s, and beta the
 sharpness, the prediction is
 
     q_c = m_c^beta / sum_k m_k^beta.
 
-An average over networks whose posterior is right but wide is less sure than it is right; beta > 1
-says it more firmly. Classes keep their order, so that accuracy is the same. All networks get the
-same shift u(x) of their log-probabilities,
+beta > 1 is more confident. The order of classes, and so the accuracy, stays the same. All networks
+get the same shift u(x) of their log-probabilities,
 
     p'_sc = p_sc e^(u_c) / sum_k p_sk e^(u_k),      (1/M) sum_s p'_s = q,
 
 so that the prediction is still the mean of its networks, and entropies divide into aleatoric and
-epistemic ones as they always do. u minimises the convex function
+epistemic parts. u minimises the convex function
 
     F(u) = (1/M) sum_s ln sum_c p_sc e^(u_c) - q . u,
     gradient  mean_s p'_s - q,   Hessian  H = mean_s (diag p'_s - p'_s p'_s^T),

@@ -202,8 +202,8 @@ class AveragedPreconditioner(Preconditioner):
     def __post_init__(self) -> None:
         if self.decay is not None and self.ema_rate is not None:
             raise ValueError(
-                "decay and ema_rate are two names of one rate, got both "
-                f"({self.decay!r} and {self.ema_rate!r}): give ema_rate alone"
+                f"decay and ema_rate are two names of one rate, got both ({self.decay!r} and "
+                f"{self.ema_rate!r}): give only ema_rate"
             )
         rate = self.ema_rate if self.decay is None else self.decay
         self.rate_is_open = rate is None

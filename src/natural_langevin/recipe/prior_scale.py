@@ -4,8 +4,9 @@ Weights have the prior N(0, s gain^2 / fan_in). Every scale s runs on every fold
 and is scored by -ln of its predictive density on the rows held out, averaged over the draws of the
 run's second half. If other scales are not clearly worse than the best, these continue for as long
 again and are scored once more. The scale of the lowest score is chosen, or one between it and the
-next wider, by interpolation. The same rows then calibrate the predictions (see ``posterior.calibration``): the
-sharpness for classes, the spread of the networks for numbers with learned noise.
+next wider, by interpolation. The same rows also calibrate the predictions (see
+``posterior.calibration``): the sharpness for classes, the spread of the networks for numbers with
+learned noise.
 """
 
 from __future__ import annotations

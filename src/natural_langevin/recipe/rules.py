@@ -1,46 +1,36 @@
 """The recipe: how ``Langevin(model, likelihood).sample(data)`` chooses what is not given, with the
-constants of ``settings``.
+constants of ``settings`` (docs/defaults.md is the same for users).
 
-Dynamics. Underdamped, integrator BAOAB, friction 0.1, or less where steps are small (see
-``slowness``): its bias is of second order in the step.
+Dynamics. Underdamped, BAOAB, friction 0.1, or less where steps are small (``slowness``).
 Metric. Quasi-diagonal; with at most 40 weights the full Fisher matrix, or its blocks by unit if all
-layers are linear (the same for a linear model), since correlated inputs slow a diagonal metric
-down; or the user's. A Fisher metric without a given rate is averaged with gamma_t = 4 / (t + 4),
-which weighs batch t by t^3: frozen after burn-in, it averages all of it, not only its last batches
-or the transient. Until then it includes the batch that it is applied to, which limits the step for
+layers are linear. Averaged with gamma_t = 4 / (t + 4), which weighs batch t by t^3, and frozen
+after burn-in. Until then it includes the batch that it is applied to, which limits the step for
 unusual batches and biases burn-in only.
-Batch. A fifth of the data, between 100 and 500: with N/B batches the noise of a minibatch adds
+Batch. A fifth of the data, between 100 and 500 rows: a minibatch adds
 
     heat = eta N rho / (2 B a)
 
 to the temperature of directions that the data determine (a the friction; rho the part
 J / (J + epsilon) of the metric that comes from data, in the mean over weights that each count by
-it). At the same heat chains move as far per row with small minibatches as with large ones: they
-have 100 rows if larger ones would leave few steps.
+it). At the same heat chains move as far per row with small minibatches as with large ones.
 Step size. A pilot of two chains, or of one for every scale of the prior, burns in; lambda is the
-posterior's steepest curvature in the metric there (see ``curvature``). Then
+posterior's largest curvature in the metric there (``curvature``). Then
 
     eta = min(0.1 / lambda,  0.1 * 2 B a / (N rho)),
 
-the first for the integrator (it is stable up to 4 / lambda, and lambda grows by 4 to 10 when chains
-move on under a frozen metric), the second for a heat of at most a tenth. eta is constant.
+the first for the integrator (stable up to 4 / lambda, and lambda grows by 4 to 10 when chains move
+on under a frozen metric), the second for a heat of at most a tenth. eta is constant.
 Control variates. A model of few weights whose run minibatches of very many rows would make long
-(10^6 rows) has an anchor every 500 steps: see ``step_size.with_anchors``.
+(10^6 rows) has an anchor every 500 steps (``step_size.with_anchors``).
 Steps. 150 relaxation times 0.1 / eta of the directions that only the prior determines, a third of
-it burn-in; at least 2,000, and at most what a budget of operations allows (50 of them, and less
-work, without a native engine: see ``cost``). Where the posterior of few weights has
-directions so slow that this is less than 60 of their relaxation times, it is run with less
-friction, and for these 60 (see ``slowness``). About 200 draws of every chain are kept, or as many
-as predictions can afford (see ``cost``). A quarter of the steps is run first. The run ends there if
-its chains agree, at rows and around them, with enough effective draws of the worst quantity
-(``run.ending``). Otherwise that part becomes burn-in, and three times as many steps follow,
-starting with its metric; and so on until chains agree or the budget is spent, of which the last
-part has most.
+it burn-in; at least 2,000, at most what a budget of operations allows (``cost``). Slow directions
+of few weights get less friction and 60 of their relaxation times (``slowness``). About 200 draws
+per chain are kept. A quarter of the steps is run first; the run ends there if its chains agree
+(``run.ending``). Otherwise that part becomes burn-in, three times as many steps follow, and so on.
 Start. At the model if it is trained, otherwise at weights N(0, 1/fan_in), different for every chain
-(see ``starts``); then a descent without noise, by small minibatches (see ``run.descent``).
-Prior, sharpness and spread. The prior's scale, the sharpness of class probabilities, and the spread
-of networks that predict numbers, by held-out rows (see ``prior_scale``). The last two affect
-predictions only, not the chains.
+(``starts``); then a descent without noise (``run.descent``).
+Prior, sharpness and spread. By held-out rows (``prior_scale``). The last two affect predictions
+only, not the chains.
 """
 
 from __future__ import annotations

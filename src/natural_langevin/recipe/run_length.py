@@ -81,14 +81,11 @@ def _remedy(choice: Choice) -> str:
     size."""
     if choice.slowest is not None and (choice.curvature or 0.0) < 10 * choice.slowest:
         return (
-            "The noise of minibatches allows no larger steps: larger minibatches (batch_size=), or "
-            "data in memory with a likelihood that learns nothing from batches (sigma a number or "
-            "a prior), which takes control variates by itself, are the remedy"
+            "Minibatch noise allows no larger steps. Remedy: larger minibatches (batch_size=), "
+            "or data in memory with a fixed likelihood (sigma a number or a prior), for which "
+            "control variates are used"
         )
-    return (
-        "Inputs of mean 0 and size 1, or a denser metric (preconditioners.FullFisher()), are the "
-        "remedy"
-    )
+    return "Remedy: inputs of mean 0 and size 1, or a denser metric (preconditioners.FullFisher())"
 
 
 def usual_steps(step_size: float, way: str, settings: Settings, budget: Budget) -> int:

@@ -449,8 +449,8 @@ def refuse_loader(data: object) -> None:
         )
     if isinstance(data, Subsets):
         raise ValueError(
-            'step_size="auto" holds out a part of the data by itself, and these hold out rows of '
-            "their own: give step sizes as chains, and compare them on the rows held out"
+            'step_size="auto" holds out a part of the data by itself, but every chain here has '
+            "its own rows: give one step size per chain, and compare them on the rows held out"
         )
 
 
@@ -528,7 +528,7 @@ def _best(etas: Tensor, nll: Tensor, stable: Tensor) -> tuple[int, str]:
         raise DivergenceError(
             f'step_size="auto" found no stable step size between {etas[0]:.3g} and '
             f"{etas[-1]:.3g}: give the preconditioner more damping or the prior a smaller "
-            "variance, or a step_size of your own"
+            "variance, or give step_size"
         )
     edge = int((~stable).nonzero().min()) if not bool(stable.all()) else len(etas)
     below = max(edge - 1, 1) if edge < len(etas) else edge

@@ -121,6 +121,6 @@ class EssTarget:
             return
         limit = f"steps={most}" if self.reached == "steps" else f"seconds={seconds:g}"
         log.warning(
-            "effective sample size %.0f of the %.0f asked for when %s was reached: give more %s",
+            "effective sample size %.0f, below the target %.0f, when %s was reached: give more %s",
             self.ess, self.wanted, limit, limit.split("=")[0],
         )  # fmt: skip

@@ -79,7 +79,7 @@ class LearningCoefficient:
         if self.value < 2 * self.error or bool((self.chains < 0).any()):
             found.append(
                 f"The loss at w* is not the lowest nearby (chains: {_round(self.chains)}): w* is "
-                'no local minimum. Train it further, or use baseline="minimum".'
+                'not a local minimum. Train it further, or use baseline="minimum".'
             )
         if self.trace.shape[1] < 4 or not math.isfinite(self.error):
             found.append("Too few draws to estimate the error: use more steps.")

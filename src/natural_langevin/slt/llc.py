@@ -143,9 +143,9 @@ def refuse_search(
     if isinstance(step_size, str) and not getattr(dynamics, "tunes", False):
         what = f"recipe={recipe!r}" if dynamics is None else f"dynamics={dynamics!r}"
         raise ValueError(
-            f"with {what} a learning coefficient needs a step_size of your own, got "
-            f"{step_size!r}: give the one that the usual dynamics find, "
-            "slt.llc(...).posterior.plan.step_size, or leave the dynamics open"
+            f"with {what} a learning coefficient needs a given step_size, got {step_size!r}: use "
+            "that of the default dynamics, slt.llc(...).posterior.plan.step_size, or leave out "
+            "dynamics="
         )
 
 

@@ -90,10 +90,10 @@ def check_hooks(model: nn.Module, log: Any) -> None:
     layers = [n for n, m in model.named_modules() if m._backward_hooks or m._backward_pre_hooks]
     if layers:
         raise ValueError(
-            f"layers {layers[:4]} have backward hooks, which a run cannot call, and gradients that "
-            "they change belong to no posterior. Take them off (handle.remove()), or sample in a "
-            "loop of your own with natural_langevin.optim.NaturalLangevin, where they work; "
-            "forward hooks may stay"
+            f"layers {layers[:4]} have backward hooks, which a run cannot call, and gradients "
+            "that they change belong to no posterior. Remove them (handle.remove()), or sample "
+            "in your own training loop with natural_langevin.optim.NaturalLangevin, where they "
+            "work; forward hooks may stay"
         )
     names = [name for name, p in model.named_parameters() if p._backward_hooks]
     if names:
@@ -142,7 +142,7 @@ def _refuse_layer(what: str, module: nn.Module) -> None:
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.weight.requires_grad:
         if module.sparse:
             raise ValueError(
-                f"{what} asks for sparse gradients, but noise moves every row at every step. Use "
+                f"{what} uses sparse gradients, but noise moves every row at every step. Use "
                 "sparse=False, or freeze the table with requires_grad_(False)"
             )
         if module.max_norm is not None or module.scale_grad_by_freq:

@@ -55,7 +55,9 @@ def partial_dependence(
     check_level(level)
     part = next((p for p in features.parts if p.name == column), None)
     if part is None:
-        raise DataError(f"{column!r} is no column in use: choose from {', '.join(features.names)}")
+        raise DataError(
+            f"{column!r} is not a column in use: choose from {', '.join(features.names)}"
+        )
     step = max(1, len(table) // rows)
     some = table.take(np.arange(0, len(table), step)[:rows])
     cells = some.frame[column]

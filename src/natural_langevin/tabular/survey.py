@@ -200,7 +200,7 @@ class _Survey:
         what = f"times{how}: they" if clock else f"dates{how}: their day"
         self.say(name, f"{what}, and their place in {_cycles(parts)}, are inputs")
         if "%d/%m" in form and not _day_first(cells, form):
-            self.say(name, "31/12 or 12/31 cannot be told apart here: the day is taken to be first")
+            self.say(name, "31/12 and 12/31 cannot be distinguished here: the day is read first")
         return Date(name, form, parts, self._missing(name, times))
 
     def _category(self, name: str, cells: pd.Series) -> Category | None:
@@ -229,11 +229,11 @@ class _Survey:
             kept = [*sorted(common.index[: MOST_LEVELS - 1]), OTHER]
             self.say(
                 name,
-                f"{len(levels)} categories: the {MOST_LEVELS - 1} most frequent have inputs of "
-                f"their own, the others share one, {OTHER}",
+                f"{len(levels)} categories: the {MOST_LEVELS - 1} most frequent have an input "
+                f"each, the others share one, {OTHER}",
             )
         if MISSING_LEVEL in counts:
-            self._missing(name, cells, filled="a category of their own")
+            self._missing(name, cells, filled="a separate category")
             kept.append(MISSING_LEVEL)
         return Category(name, tuple(map(str, kept)))
 
@@ -244,7 +244,11 @@ class _Survey:
             alike.setdefault(level.casefold(), []).append(level)
         for group in [group for group in alike.values() if len(group) > 1][:1]:
             shown = " and ".join(map(short, group[:4]))
-            self.say(name, f"{shown} differ in capitals alone and are kept apart: write them alike")
+            self.say(
+                name,
+                f"{shown} differ only in capitals and are kept apart: if they are one, "
+                "spell them alike",
+            )
 
     def _missing(
         self,

@@ -160,7 +160,7 @@ def find_target(
     if strange.all() and len(strange) and asked in ("regression", "count"):
         raise DataError(
             f"the target {name!r} holds words such as {first}, and a {asked} needs numbers: write "
-            "digits alone, leave --task out, or choose another column (--target)"
+            "only digits, leave --task out, or choose another column (--target)"
         )
     if strange.any() and not strange.all() and asked in (None, "regression", "count"):
         count = f", in {strange.sum():,} of {len(strange):,} rows" if strange.sum() > 1 else ""
@@ -227,7 +227,7 @@ def _task(name: str, values: np.ndarray, strange: np.ndarray) -> tuple[str, str]
         return "classification", f"{reason} (if they {_OTHERWISE[len(distinct) > 2]})"
     if are_counts(values, fewest=VERY_FEW):
         reason = f"{name} holds whole numbers from 0 on, most of them small, as counts do"
-        return "count", f"{reason} (if they are no counts: --task regression)"
+        return "count", f"{reason} (if they are not counts: --task regression)"
     names = " (if they name classes: --task classification)" * (len(distinct) <= FEW_VALUES)
     return "regression", f"{name} holds {len(distinct)} different numbers{names}"
 
@@ -255,7 +255,7 @@ def _classes(table: Table, name: str, cells: Any, task: str) -> tuple[str, ...]:
         raise DataError(
             f"the target {name!r} has {len(classes)} different values in {len(table)} rows, such "
             f"as {short(str(cells.iloc[0]))}: too many for classes; choose another column, or "
-            "write numbers as digits alone (and --task regression)"
+            "write numbers with digits only (and --task regression)"
         )
     if cells.dtype == "category":  # with the leading zeros that they have
         written = {columns.canonical(code): code for code in columns.codes(cells.unique())}

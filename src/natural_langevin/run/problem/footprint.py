@@ -2,10 +2,8 @@
 
     bytes = 5 (state + parameters)
 
-of all chains, for steps on a CPU (measured with eager steps of five metrics, 16 chains of half a
-million parameters each: 82 bytes per parameter and chain with ``Euclidean``, 137 with QDOP, of
-which 8 and 16 are the state; what the allocator keeps for the next step is part of it). Elsewhere
-only what must be there is counted: the state before and after the step, and the gradient.
+of all chains, for steps on a CPU (measured, including what the allocator keeps). Elsewhere only the
+minimum is counted: the state before and after the step, and the gradient.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def check_attached(network: Network, params: Params, x: Tensor) -> None:
     if cut:
         more = f" and {len(cut) - 3} others" if len(cut) > 3 else ""
         log.warning(
-            "the output does not depend on %s%s: they are sampled from their prior alone. Is a "
-            "detach() meant? Freeze them with requires_grad_(False) otherwise",
+            "the output does not depend on %s%s: they are sampled from their prior only. Remove "
+            "the detach(), or freeze them with requires_grad_(False)",
             ", ".join(map(repr, cut[:3])), more,
         )  # fmt: skip

@@ -217,8 +217,8 @@ def check_parameters(model: nn.Module) -> list[nn.Parameter]:
     if dtype.itemsize < 4:
         raise TypeError(
             f"the parameters are {dtype}, whose rounding is larger than a step: they would never "
-            "move, or move by rounding alone. Use model.float(), and autocast=torch.bfloat16 for "
-            "its speed"
+            "move, or only by rounding. Use model.float(), and autocast=torch.bfloat16 for its "
+            "speed"
         )
     for name, p in model.named_parameters():
         if not torch.isfinite(p).all():

@@ -176,7 +176,7 @@ def test_dates_become_days_and_phases(first, second, form):
 
 
 def test_ambiguous_dates_are_said():
-    assert "cannot be told apart" in said(fitted("d,y\n1/2/2024,1\n3/4/2023,2\n"), "d")
+    assert "cannot be distinguished" in said(fitted("d,y\n1/2/2024,1\n3/4/2023,2\n"), "d")
 
 
 def test_identifiers_free_text_copies_and_empty_columns_are_left_out():

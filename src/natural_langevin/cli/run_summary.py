@@ -130,11 +130,13 @@ def _sampler(run: Run) -> str:
 
 
 def choice(quality: Mapping[str, Any], console: Console) -> None:
-    """What held-out rows chose; the other views are in quality.json."""
+    """The view of largest weight; the others are in the report and quality.json."""
     chosen = [one for one in quality.get("choice", ()) if one["weight"]]
-    words = "; ".join(f"{one['view']} ({one['weight']:.0%})" for one in chosen)
-    if words:
-        console.print(f"\n[bold]Chosen[/]  {escape(words)}", highlight=False)
+    if not chosen:
+        return
+    best = max(chosen, key=lambda one: float(one["weight"]))
+    more = f", mixed with {len(chosen) - 1} more (see the report)" if chosen[1:] else ""
+    console.print(f"\n[bold]Chosen[/]  {escape(best['view'])}{more}", highlight=False)
 
 
 def importance(quality: Mapping[str, Any], console: Console) -> None:

@@ -52,8 +52,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
             50 below 500 rows, two otherwise, or a linear model, chosen on held-out rows.
         activation: "relu", "tanh" or "silu".
         prior_variance: "auto": chosen by the recipe of ``Langevin``. A number. "learned": one per
-            layer, integrated out. "fan_in", "unit_fan_in", "wide_fan_in": 3, 1 or 10 divided by the
-            number of a layer's inputs.
+            layer, integrated out. "fan_in": 3 divided by the number of a layer's inputs.
         temperature: "auto" is 1.
         step_size: "auto": chosen by the recipe. A number, or a schedule.
         folds: Folds of the cross-validation that weighs the views of the table (kinds of noise,

@@ -56,8 +56,8 @@ class Settings:
 
     ``preconditioner``, ``prior_variance``, ``temperature`` ("auto": 1), ``step_size`` (a number or
     a schedule), ``steps`` and ``batch_size`` are those of ``Langevin``, whose recipe fills what is
-    "auto". ``prior_variance``: a number, "learned" (a layer's own, integrated out), "fan_in" (3
-    divided by a layer's inputs), "unit_fan_in" (1) or "wide_fan_in" (10). ``chains``: of the last
+    "auto". ``prior_variance``: a number, "learned" (a layer's own, integrated out), or "fan_in"
+    (3 divided by a layer's inputs). ``chains``: of the last
     runs together; ``draws`` networks are kept of each. ``seconds``: the time limit; None: as long
     as the recipe needs. ``refit``: whether ``train`` fits again to all rows after scoring the
     held-out ones. ``precision``: "auto" is float64 below 150 rows and float32 from there on."""
@@ -94,10 +94,7 @@ class Settings:
                 raise SettingError(
                     name, f"must be one of {sorted(table)}, got {getattr(self, name)!r}"
                 )
-        _positive_or(
-            "prior_variance", self.prior_variance, AUTO, "learned", "fan_in", "unit_fan_in",
-            "wide_fan_in",
-        )  # fmt: skip
+        _positive_or("prior_variance", self.prior_variance, AUTO, "learned", "fan_in")
         _positive_or("temperature", self.temperature, AUTO)
         size = self.step_size
         if not callable(size) and (isinstance(size, str) or not isinstance(size, Iterable)):

@@ -19,8 +19,8 @@ from natural_langevin.tabular.inputs import Inputs
 from natural_langevin.tabular.outcome import Outcome
 from natural_langevin.tabular.settings import AUTO, PRECONDITIONERS, Settings
 
-#: Variances of named priors, divided by a layer's inputs; they are those of a bias.
-FAN_IN = {"unit_fan_in": 1.0, "fan_in": 3.0, "wide_fan_in": 10.0}
+#: The variance of the prior "fan_in", divided by a layer's inputs; it is that of a bias.
+FAN_IN = 3.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +87,7 @@ class View:
         if variance == "learned":
             return priors.NormalInverseGamma()
         if isinstance(variance, str):
-            return priors.FanIn(math.sqrt(FAN_IN[variance]))
+            return priors.FanIn(math.sqrt(FAN_IN))
         return priors.Gaussian(variance=float(variance))
 
     def __str__(self) -> str:

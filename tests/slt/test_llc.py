@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from natural_langevin import dynamics, likelihoods, priors, slt
+from natural_langevin import dynamics, evidence, likelihoods, priors, slt
 from natural_langevin.slt.epochs import share_of_epochs
 
 LIKELIHOOD = likelihoods.Gaussian(sigma=1.0)
@@ -306,3 +306,9 @@ def test_no_step_size_is_chosen_by_rows_that_are_best_predicted_at_the_start() -
     for own in ({"dynamics": dynamics.Underdamped(0.3)}, {"recipe": "paper"}):
         with pytest.raises(ValueError, match="given step_size"):
             slt.llc(problem.model, LIKELIHOOD, (problem.x, problem.y), steps=100, **own)
+        with pytest.raises(ValueError, match="given step_size"):
+            slt.wbic(problem.model, LIKELIHOOD, (problem.x, problem.y), steps=100, **own)
+        with pytest.raises(ValueError, match="given step_size"):
+            evidence.log_marginal_likelihood(
+                problem.model, LIKELIHOOD, (problem.x, problem.y), prior=problem.prior, **own
+            )

@@ -18,7 +18,7 @@ from natural_langevin.langevin import Langevin
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.preconditioners import QuasiDiagonalFisher
-from natural_langevin.slt.llc import check, rows_of, usual_batch
+from natural_langevin.slt.llc import by_recipe, check, rows_of, usual_batch
 from natural_langevin.slt.losses import at_weights
 
 #: Draws of the prior, draws kept of every chain, steps of the run, and between two swaps.
@@ -123,6 +123,7 @@ def log_marginal_likelihood(
         options: those of ``Langevin``.
     """
     check(likelihood, model, "model")
+    options, burn_in = by_recipe(options, steps, burn_in)
     kind = {k: options[k] for k in ("device",) if k in options}
     at_prior = Langevin(
         model, likelihood, prior=prior, init="prior", chains=prior_draws, seed=seed,
@@ -144,7 +145,7 @@ def log_marginal_likelihood(
     order = torch.tensor([len(beta) - 1, *range(len(beta) - 1)])
     sampler = Langevin(
         model, likelihood, prior=prior, likelihood_power=beta[order].repeat(repeats),
-        chains=len(beta) * repeats, seed=seed, **{"mean_rate": None} | options,
+        chains=len(beta) * repeats, seed=seed, **options,
     )  # fmt: skip
     posterior = sampler.sample(
         data, steps, burn_in=burn_in, keep=draws, exchange=exchange, progress=progress,

@@ -27,6 +27,7 @@ from natural_langevin.slt.llc import (
     summarised,
     with_more_friction,
 )
+from natural_langevin.slt.local import localised
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def llc_curve(
     order = [len(own) - 1, *range(len(own) - 1)]
     weights: list[Weights] = [own[k] for _ in range(chains) for k in order]
     first = run(
-        model, likelihood, data, weights=weights, gamma=gamma, prior=None, power=power,
+        model, likelihood, data, init=weights, prior=localised(weights, gamma=gamma), power=power,
         chains=len(weights), steps=steps, seconds=seconds, batch_size=batch_size, burn_in=burn_in,
         draws=draws, progress=progress, **options,
     )  # fmt: skip

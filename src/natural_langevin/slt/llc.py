@@ -30,6 +30,7 @@ from natural_langevin.langevin import Langevin
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.posterior.arviz import log_prior
 from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.run.problem import starts
 from natural_langevin.slt import epochs, losses
 from natural_langevin.slt.estimate import (
     HOT,
@@ -106,8 +107,9 @@ def llc(
     """
     check(likelihood, model, baseline)
     first = run(
-        model, likelihood, data, weights=model, gamma=gamma, prior=prior, power=power,
-        chains=chains, steps=steps, seconds=seconds, batch_size=batch_size, burn_in=burn_in,
+        model, likelihood, data, init=model, power=power, chains=chains,
+        prior=localised(model, gamma=gamma) if prior is None else prior,
+        steps=steps, seconds=seconds, batch_size=batch_size, burn_in=burn_in,
         draws=draws, progress=progress, **options,
     )  # fmt: skip
     sampler, posterior = first.sampler, first.posterior
@@ -135,18 +137,23 @@ def check(likelihood: Likelihood, model: Any, baseline: str) -> None:
             )
 
 
-def refuse_search(
-    *, dynamics: Any = None, step_size: Any = "auto", recipe: Any = "auto", **_: Any
-) -> None:
-    """Refuses dynamics whose step size held-out rows would choose: at a power of the likelihood
-    they predict best where chains stay at w*."""
-    if isinstance(step_size, str) and not getattr(dynamics, "tunes", False):
-        what = f"recipe={recipe!r}" if dynamics is None else f"dynamics={dynamics!r}"
+def by_recipe(
+    options: dict[str, Any], steps: int | None, burn_in: int | None
+) -> tuple[dict[str, Any], int | None]:
+    """Options of ``Langevin`` whose step size, if given, keeps the recipe's dynamics, and the
+    burn-in. Other dynamics have a third of the steps as burn-in, and need a step size: held-out
+    rows would choose it, and at a power of the likelihood they are best predicted at the start."""
+    found: dict[str, Any] = {"mean_rate": None, "recipe": "auto"} | options
+    dynamics, size = found.get("dynamics"), found.get("step_size", "auto")
+    if dynamics is None and found["recipe"] != "paper":
+        return found, burn_in
+    if isinstance(size, str) and not getattr(dynamics, "tunes", False):
+        what = f"recipe={found['recipe']!r}" if dynamics is None else f"dynamics={dynamics!r}"
         raise ValueError(
-            f"with {what} a learning coefficient needs a given step_size, got {step_size!r}: use "
-            "that of the default dynamics, slt.llc(...).posterior.plan.step_size, or leave out "
-            "dynamics="
+            f"with {what} a power of the likelihood needs a given step_size, got {size!r}: use "
+            "that of the default dynamics, posterior.plan.step_size, or leave out dynamics="
         )
+    return found, steps // 3 if burn_in is None and steps is not None else burn_in
 
 
 class Run(NamedTuple):
@@ -162,9 +169,8 @@ def run(
     likelihood: Likelihood,
     data: Any,
     *,
-    weights: Weights | list[Weights],
-    gamma: float,
-    prior: priors.PriorLike | None,
+    init: starts.Init | None,
+    prior: priors.PriorLike,
     power: float | None,
     chains: int,
     draws: int,
@@ -175,21 +181,17 @@ def run(
     progress: bool | str,
     **options: Any,
 ) -> Run:
-    """A run around ``weights``, of one network or of one per chain."""
+    """A run at a power of the likelihood; None: 1 / ln n."""
     if draws < 1:
         raise ValueError(f"draws must be positive, got {draws!r}")
     count = rows_of(data, options.get("num_data"))
     if power is None:
         power = 1 / math.log(max(count, 3.0))
-    around = localised(weights, gamma=gamma) if prior is None else prior
-    options = {"mean_rate": None, "recipe": "auto"} | options
-    if options.get("dynamics") is not None or options["recipe"] == "paper":
-        refuse_search(**options)
-        burn_in = steps // 3 if burn_in is None and steps is not None else burn_in
+    options, burn_in = by_recipe(options, steps, burn_in)
     starting_at = partial(
-        Langevin, model, likelihood, prior=around, likelihood_power=power, chains=chains, **options
+        Langevin, model, likelihood, prior=prior, likelihood_power=power, chains=chains, **options
     )
-    sampler = starting_at(init=weights)
+    sampler = starting_at(init=init)
     if batch_size is None and not isinstance(data, DataLoader):
         batch_size = usual_batch(int(count))
     posterior = sampler.sample(

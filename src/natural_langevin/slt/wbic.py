@@ -16,12 +16,11 @@ from torch import Tensor, nn
 
 from natural_langevin import priors
 from natural_langevin._internal.html import text_shown
-from natural_langevin.langevin import Langevin
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.slt import losses
 from natural_langevin.slt.estimate import mean_and_error
-from natural_langevin.slt.llc import DRAWS, check, rows_of, usual_batch
+from natural_langevin.slt.llc import DRAWS, check, run
 
 
 @dataclass(frozen=True)
@@ -56,16 +55,12 @@ def wbic(
 ) -> FreeEnergy:
     """WBIC under ``prior`` (None: N(0, 2 / fan_in)). ``options`` are those of ``Langevin``."""
     check(likelihood, model, "model")
-    count = rows_of(data, options.get("num_data"))
-    sampler = Langevin(
-        model, likelihood, prior=priors.FanIn(math.sqrt(2)) if prior is None else prior,
-        likelihood_power=1 / math.log(max(count, 3.0)), chains=chains,
-        **{"mean_rate": None} | options,
+    sampler, posterior, _ = run(
+        model, likelihood, data, init=options.pop("init", None), power=None, chains=chains,
+        prior=priors.FanIn(math.sqrt(2)) if prior is None else prior, draws=draws, steps=steps,
+        seconds=None, batch_size=batch_size, burn_in=burn_in, progress=progress, **options,
     )  # fmt: skip
-    posterior = sampler.sample(
-        data, steps, batch_size=usual_batch(int(count)) if batch_size is None else batch_size,
-        burn_in=burn_in, keep=draws, progress=progress,
-    )  # fmt: skip
+    count = float(posterior.config["num_data"])
     trace = count * losses.of_draws(sampler, posterior, data)
     value, error = mean_and_error(trace)
     return FreeEnergy(value, error, trace, posterior)

@@ -66,3 +66,9 @@ def test_the_noise_of_minibatches_is_named_where_it_makes_steps_small() -> None:
     assert Advice(run).longer().endswith("only small steps: batch_size=2000")
     steep = run | {"recipe": slow | {"slowest": 1e-3}}  # a direction that is slow by itself
     assert "steps=6000" in Advice(steep).longer()
+
+
+def test_a_loop_is_not_told_arguments_of_sample() -> None:
+    advice = Advice({"optimizer": "NaturalLangevin", "steps": 100, "num_data": 60})
+    assert advice.faster().startswith("run the loop longer, 300 steps, or take lr from")
+    assert "=" not in advice.faster()

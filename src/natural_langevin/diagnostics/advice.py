@@ -40,6 +40,8 @@ class Advice:
             return f"raise the limit that ended the run ({self.run['limit']}=), at least threefold"
         if steps is None:
             return "run longer"
+        if "optimizer" in self.run:
+            return f"run the loop longer, {3 * steps} steps"
         if "until" in self.run:
             return f"run longer, steps={3 * steps}, or until= with a larger target"
         return f'run longer, steps={3 * steps} or until="ess:400"'
@@ -48,6 +50,8 @@ class Advice:
         """What to do about draws that are correlated: a longer run, or larger steps."""
         if self._auto:
             return self.longer()
+        if "optimizer" in self.run:
+            return f"{self.longer()}, or take lr from Langevin(...).plan(data).step_size"
         return f"{self.longer()}, or leave step_size out, so that it is chosen"
 
     def smaller(self) -> str:

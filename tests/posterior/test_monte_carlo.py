@@ -46,20 +46,19 @@ def test_errors_are_right_of_chains_that_agree_and_of_others(
     chains: int, draws: int, rho: float, apart: float
 ) -> None:
     """The standard deviation over runs divided by what a run reports, in the mean over 400 runs.
-    That mean is known to 3 %: the band .8 to 1.2 has 2 % in its middle to spare at both ends.
-    Without the chains' own means the ratio is up to 5.7."""
+    That mean is known to 3 %: 1.085 of variances of four chains, whose roots are too small in the
+    mean. Without the chains' own means the ratio is up to 5.7, with the larger of both .88."""
     values = autoregression(chains, draws, rho, apart, 400)
     error = monte_carlo.standard_error(values)
     assert error is not None
-    assert 0.82 < exact(chains, draws, rho, apart) / float(error.mean()) < 1.18
+    assert 0.91 < exact(chains, draws, rho, apart) / float(error.mean()) < 1.15
 
 
 def test_the_error_of_one_chain_is_by_its_parts() -> None:
-    """sqrt((1 + rho) / ((1 - rho) n)) for an autoregression; the larger of two estimates is a few
-    per cent above it."""
+    """sqrt((1 + rho) / ((1 - rho) n)) for an autoregression."""
     error = monte_carlo.standard_error(autoregression(1, 2500, 0.5, 0.0, 400))
     assert error is not None
-    assert 0.8 < math.sqrt(3 / 2500) / float(error.mean()) < 1.05
+    assert 0.9 < math.sqrt(3 / 2500) / float(error.mean()) < 1.05
     assert monte_carlo.standard_error(torch.zeros(1, 3, 2)) is None
     assert monte_carlo.standard_error(torch.zeros(2, 8, 0)) is None
 

@@ -2,7 +2,8 @@
 
 If theta_j ~ N(mu, e^(2 u)) is sampled directly, the width of every theta_j follows u; steps for the
 wide end are far too long at the narrow one, which chains do not reach. In the draws u is correlated
-with ln (theta_j - median)^2, by sd / sqrt(sd^2 + 4.9) where 2 u has this sd, for many j at once.
+with ln (theta_j - median)^2, by sd / sqrt(sd^2 + 4.9) where 2 u has this sd, for many j at once,
+theta_j being taken from the mean of its tensor, which at the narrow end is mu for all of them.
 Independent parameters, and those of a linear model, have no such correlation.
 """
 
@@ -48,7 +49,9 @@ def funnel(samples: Mapping[str, Tensor], healthy: list[int]) -> Funnel | None:
     values = np.concatenate([v.flatten(0, 1).numpy() for v in kept.values()], 1)
     if len(values) < 4 or not np.isfinite(values).all():
         return None
-    found = _ranks(values).T @ _ranks(np.abs(values - np.median(values, 0))) / len(values)
+    apart = {k: v - v.mean(2, keepdim=True) if v.shape[2] > FEWEST else v for k, v in kept.items()}
+    widths = np.concatenate([v.flatten(0, 1).numpy() for v in apart.values()], 1)
+    found = _ranks(values).T @ _ranks(np.abs(widths - np.median(widths, 0))) / len(values)
     np.fill_diagonal(found, 0.0)
     best = int((found > LEAST).sum(1).argmax())
     which = np.flatnonzero(found[best] > LEAST)

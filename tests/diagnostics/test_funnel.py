@@ -20,6 +20,8 @@ def test_widths_that_follow_one_number_are_a_funnel() -> None:
     assert found.scale == "v"
     assert found.followers == tuple(f"x[{j}]" for j in range(6))
     assert 0.7 < found.correlation < 0.9
+    around = samples["x"] + 20 * drawn((4, 500, 1), 3)  # a mean that they share
+    assert funnel(samples | {"x": around}, [0, 1, 2, 3]) == found
     assert funnel({"v": v, "z": drawn((4, 500, 6), 1)}, [0, 1, 2, 3]) is None
     assert funnel({"v": v, "x": samples["x"][..., :2]}, [0, 1, 2, 3]) is None  # two of a network
     others = {"network": drawn((4, 500, 20), 2)}

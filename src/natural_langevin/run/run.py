@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +23,7 @@ from natural_langevin.distributed.process_mesh import ProcessMesh
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.execution.engine import Engine, choose_mode
-from natural_langevin.likelihoods import weight_name
-from natural_langevin.posterior import calibration, networks, stores
+from natural_langevin.posterior import networks, stores
 from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.posterior.units import Units
@@ -33,9 +31,11 @@ from natural_langevin.run import (
     descent,
     description,
     ending,
+    last_rows,
     loop,
     preparation,
 )
+from natural_langevin.run.checkpoint import RunCheckpoint
 from natural_langevin.run.collector import SampleCollector
 from natural_langevin.run.exchange import ReplicaExchange
 from natural_langevin.run.kept_draws import check_memory
@@ -116,12 +116,30 @@ def run(motion: Motion, plan: Plan, options: Options) -> Posterior:
         found = _phase(
             motion, plan, todo, number, found, options, old, resumes=resumes, shorter=shorter
         )
-        number, resumes = number + 1, False
+        number, resumes, shorter = number + 1, False, None
     return found
 
 
 def _stages(motion: Motion) -> schedules.Stages | None:
     return None if motion.step_size is None else schedules.stages(motion.step_size)
+
+
+class _Ready(NamedTuple):
+    """A phase that can begin: what takes its steps, and what keeps and describes them.
+
+    ``identity``: what a checkpoint or a folder of draws must have in common with it. ``where``:
+    where this process keeps its draws."""
+
+    phase: Phase
+    engine: Engine
+    state: State
+    step_size: StepSize
+    swaps: ReplicaExchange | None
+    collector: SampleCollector
+    sink: stores.Store
+    where: str | Path
+    config: dict[str, Any]
+    identity: dict[str, Any]
 
 
 def _phase(
@@ -139,10 +157,85 @@ def _phase(
     """One phase from where the one ``before`` ended; its end where the next is to follow.
     ``resumes``: whether a checkpoint is gone on from, ``shorter``: that phase before it was
     extended. ``old``: files of draws that were burn-in."""
-    problem, phase = motion.problem, todo[number]
-    then = todo[number + 1] if number + 1 < len(todo) else None
-    mesh = problem.chains.processes
-    steps = RunPlan(phase.steps, phase.burn_in, phase.thin, options.every, explores=_stages(motion))
+    problem, phase, mesh = motion.problem, todo[number], motion.problem.chains.processes
+    ready = _ready(motion, plan, phase, number, options, old)
+    engine, collector, config = ready.engine, ready.collector, ready.config
+
+    def so_far(now: State) -> Posterior:
+        return _posterior(motion, problem, collector.so_far, now, config)
+
+    def left() -> float:
+        return options.limit.left_for_steps(plan.seconds or 0.0)
+
+    wanted = parse_until(plan.until)
+    by_clock = plan.seconds is not None and (wanted is not None or options.limit.ends_run)
+    target = EssTarget(
+        wanted, so_far, engine.stream.example()[0], seconds=left if by_clock else None
+    )
+    watcher = Watching(
+        engine, mesh, target, steps=phase.steps, callback=_shifted(options.callback, problem.units)
+    )
+
+    def start(state: State) -> State:
+        begun = _started(motion, plan, engine, state, before, options)
+        target.begin()
+        return begun if ready.swaps is None else ready.swaps.begin(begun)
+
+    as_it_is = before is None and options.begin is None and plan.descent is None
+    with contextlib.ExitStack() as closing:
+        closing.callback(ready.sink.close)
+        extended = None if shorter is None else _extended(motion, ready, shorter, options)
+        saved = _checkpoint(motion, ready, ready.identity, options)
+        if saved is not None:
+            closing.callback(saved.close)
+        with mesh.together("the run"):
+            tree = None
+            if saved is not None and extended is not None:
+                tree, saved.way = extended
+            elif saved is not None and resumes:
+                tree = saved.load(loop.tree(ready.state, collector))
+            state, interrupted = loop.run(
+                _steps(motion, phase, options), engine, ready.state, collector,
+                saved=saved, found=tree,
+                title=options.progress if isinstance(options.progress, str) else "sampling",
+                progress=bool(options.progress), processes=mesh, watcher=watcher,
+                start=None if as_it_is else start,
+                partial=saved is None and mesh.world == 1 and options.may_end_early,
+            )  # fmt: skip
+        # Chains that were lost are reported: another phase would begin with them again.
+        running = bool((mesh.all_rows(state.diverged) < 0).all())
+        if plan.end is not None and not interrupted and running:
+            why = ending.too_short(so_far(state), engine.stream, plan.end.rule)
+            if why and number + 1 < len(todo):
+                follow = todo[number + 1].steps
+                log.info("%s: %d steps were burn-in, and %d follow", why, phase.steps, follow)
+                old += ready.sink.files
+                return state
+            config["ended"] = f"no steps are left: {why}" if why else "its chains agree"
+            log.info("the run ends: %s", config["ended"])
+        config |= description.length_reached(plan, phase, target, state, interrupted)
+        if ready.swaps is not None:
+            config["exchange"] = ready.swaps.report(state)
+        probe = options.probe and not options.trial
+        config |= description.measured(motion, phase, engine, state, ready.step_size, probe=probe)
+        if not options.trial and last_rows.noise_is_open(problem, plan):
+            state, widths = last_rows.noise_widths(problem, plan, so_far, state)
+            config |= widths
+        found = _posterior(motion, problem.user, collector.finish, state, config)
+    if plan.calibrate and not options.trial:
+        last_rows.beside_trained(found, problem.user)
+    for name in old:
+        Path(ready.where, name).unlink(missing_ok=True)
+    if problem.units is not None:
+        problem.units.hand_back(found, problem.user.likelihood)
+    return found
+
+
+def _ready(
+    motion: Motion, plan: Plan, phase: Phase, number: int, options: Options, old: list[str]
+) -> _Ready:
+    """The phase of this number, with all that it needs; files of draws before it are ``old``."""
+    problem, mesh = motion.problem, motion.problem.chains.processes
     weights = problem.network.trainable()
     dtype = options.dtype or next(iter(weights.values())).dtype
     own = {k: p.expand(len(problem.chains.ids), *p.shape) for k, p in weights.items()}
@@ -162,99 +255,53 @@ def _phase(
         swaps = _swaps(motion, engine, plan.exchange, phase)
         state, config["exchange"] = swaps.begin(state), swaps.describe()
     description.refuse_different(plan.until, config, problem.chains.count)
-    on_disk = isinstance(options.where, Path)
-    alone = options.checkpoint is None and not on_disk and mesh.world == 1
+    alone = options.checkpoint is None and not isinstance(options.where, Path) and mesh.world == 1
     identity = config if alone else description.identity(motion, phase, engine, step_size, config)
-    made_by = description.made_by(motion)
-    where = check_same_everywhere(mesh, identity, made_by, engine.stream, options.where)
+    where = check_same_everywhere(
+        mesh, identity, description.made_by(motion), engine.stream, options.where
+    )
     sink = stores.open_store(where, specs, device=problem.device, run=identity)
     collector = SampleCollector(
-        state, store=sink, dtype=dtype, looks=steps.looks, first=int(problem.chains.ids[0]),
-        level=options.level, units=problem.units,
+        state, store=sink, dtype=dtype, looks=_steps(motion, phase, options).looks,
+        first=int(problem.chains.ids[0]), level=options.level, units=problem.units,
+    )  # fmt: skip
+    return _Ready(phase, engine, state, step_size, swaps, collector, sink, where, config, identity)
+
+
+def _steps(motion: Motion, phase: Phase, options: Options) -> RunPlan:
+    return RunPlan(phase.steps, phase.burn_in, phase.thin, options.every, explores=_stages(motion))
+
+
+def _checkpoint(
+    motion: Motion, ready: _Ready, identity: dict[str, Any], options: Options
+) -> RunCheckpoint | None:
+    """Where checkpoints of the phase go, if anywhere."""
+    return open_checkpoint(
+        options.checkpoint, identity, ready.engine.stream, motion.problem.chains.processes,
+        description.made_by(motion), options.commit,
     )  # fmt: skip
 
-    def so_far(now: State) -> Posterior:
-        return _posterior(motion, problem, collector.so_far, now, config)
 
-    def start(state: State) -> State:
-        begun = _started(motion, plan, engine, state, before, options)
-        target.begin()
-        return begun if swaps is None else swaps.begin(begun)
-
-    as_it_is = before is None and options.begin is None and plan.descent is None
-
-    wanted = parse_until(plan.until)
-
-    def left() -> float:
-        return options.limit.left_for_steps(plan.seconds or 0.0)
-
-    by_clock = plan.seconds is not None and (wanted is not None or options.limit.ends_run)
-    target = EssTarget(
-        wanted, so_far, engine.stream.example()[0], seconds=left if by_clock else None
+def _extended(
+    motion: Motion, ready: _Ready, shorter: Phase, options: Options
+) -> tuple[dict[str, Any], str] | None:
+    """What the checkpoint of a ``shorter`` phase holds, with room for all of this one's draws, and
+    how its steps were run; None where none can be read."""
+    steps = _steps(motion, ready.phase, options)
+    identity = description.identity(
+        motion, shorter, ready.engine, ready.step_size, ready.config | {"steps": shorter.steps}
     )
-    watcher = Watching(
-        engine, mesh, target, steps=phase.steps, callback=_shifted(options.callback, problem.units)
-    )
-    title = options.progress if isinstance(options.progress, str) else "sampling"
-    with contextlib.ExitStack() as closing:
-        closing.callback(sink.close)
-        tree, way = None, ""
-        if shorter is not None and resumes:
-            looks = -(-shorter.steps // steps.look_every)
-            known = description.identity(
-                motion, shorter, engine, step_size, config | {"steps": shorter.steps}
-            )
-            like = {"state": state, "collector": collector.tree_of(shorter.draws, looks)}
-            saved = open_checkpoint(options.checkpoint, known, engine.stream, mesh, made_by)
-            assert saved is not None
-            try:
-                tree, way = saved.load(like), saved.way
-            finally:
-                saved.close()
-        saved = open_checkpoint(
-            options.checkpoint, identity, engine.stream, mesh, made_by, options.commit
-        )
-        if saved is not None:
-            closing.callback(saved.close)
-        with mesh.together("the run"):
-            if saved is not None and tree is not None:
-                longer = collector.lengthened(tree["collector"], steps.look_every)
-                tree, saved.way = tree | {"collector": longer}, way
-            elif saved is not None and resumes:
-                tree = saved.load(loop.tree(state, collector))
-            state, interrupted = loop.run(
-                steps, engine, state, collector, saved=saved, found=tree, title=title,
-                progress=bool(options.progress), processes=mesh, watcher=watcher,
-                start=None if as_it_is else start,
-                partial=saved is None and mesh.world == 1 and options.may_end_early,
-            )  # fmt: skip
-        # Chains that were lost are reported: another phase would begin with them again.
-        running = bool((mesh.all_rows(state.diverged) < 0).all())
-        if plan.end is not None and not interrupted and running:
-            why = ending.too_short(so_far(state), engine.stream, plan.end.rule)
-            if why and then is not None:
-                log.info("%s: %d steps were burn-in, and %d follow", why, phase.steps, then.steps)
-                old += sink.files
-                return state
-            config["ended"] = f"no steps are left: {why}" if why else "its chains agree"
-            log.info("the run ends: %s", config["ended"])
-        config |= description.length_reached(plan, phase, target, state, interrupted)
-        if swaps is not None:
-            config["exchange"] = swaps.report(state)
-        probe = options.probe and not options.trial
-        config |= description.measured(motion, phase, engine, state, step_size, probe=probe)
-        if not options.trial and _noise_is_open(problem, plan):
-            x, y, _ = problem.rows()
-            state = state._replace(likelihood=calibration.raised(state.likelihood, y))
-            config |= _noise_widths(plan, so_far(state), state, (x, y))
-        found = _posterior(motion, problem.user, collector.finish, state, config)
-    if plan.calibrate and not options.trial:
-        _beside_trained(found, problem.user)
-    for name in old:
-        Path(where, name).unlink(missing_ok=True)
-    if problem.units is not None:
-        problem.units.hand_back(found, problem.user.likelihood)
-    return found
+    collected = ready.collector.tree_of(shorter.draws, -(-shorter.steps // steps.look_every))
+    saved = _checkpoint(motion, ready, identity, options)
+    assert saved is not None
+    try:
+        tree = saved.load({"state": ready.state, "collector": collected})
+    finally:
+        saved.close()
+    if tree is None:
+        return None
+    longer = ready.collector.lengthened(tree["collector"], steps.look_every)
+    return tree | {"collector": longer}, saved.way
 
 
 def _shifted(callback: Callback | None, units: Units | None) -> Callback | None:
@@ -273,86 +320,6 @@ def _swaps(motion: Motion, engine: Engine, every: int, phase: Phase) -> ReplicaE
     )  # fmt: skip
     engine.pauses.append(found)
     return found
-
-
-def _noise_is_open(problem: Problem, plan: Plan) -> bool:
-    """Whether the widths of the noise are left open with all else: of numbers in memory, with
-    learned noise, under the recipe's own prior."""
-    # Rows that were given to choose by are not all that the layers before have been fitted to.
-    whole = problem.origin is None or problem.held_out is None
-    ours = plan.prior_scale is not None and plan.calibrate and whole
-    cold = bool((problem.temperature == 1).all()) and problem.power is None
-    return ours and cold and problem.likelihood.learns_width and problem.in_memory
-
-
-def _noise_widths(
-    plan: Plan, so_far: Posterior, state: State, data: tuple[Tensor, Tensor]
-) -> dict[str, Any]:
-    """The widths of the noise in predictions, and how far networks are from their mean there: as
-    the trial chose them, or by the rows of the run."""
-    asks = plan.calibration
-    if asks is not None and asks.spread is not None and asks.variance is not None:
-        noise = float(state.likelihood["variance"][state.diverged < 0].double().mean())
-        value = calibration.spread_of_run(asks.spread, asks.variance, noise)
-        log.info("spread of networks x %.3g in predictions", value)
-        return {"spread": value, "noise_widths": list(asks.widths)}
-    found = _widths_by_rows(so_far, *data)
-    return {} if found is None else {"noise_widths": found}
-
-
-def _widths_by_rows(so_far: Posterior, x: Tensor, y: Tensor) -> list[float] | None:
-    """The weights by the rows of the run, or as many of them as memory allows; None: one width."""
-    if len(x) < calibration.FEWEST_ROWS:
-        freedom = calibration.FREEDOM * len(x)
-        log.info("noise by width: that of Student's law, of %g degrees of freedom", freedom)
-        return calibration.widths_of_few(len(x))
-    rows = calibration.affordable_rows(len(so_far.healthy) * so_far.draws * y[0].numel(), len(x))
-    if rows < calibration.FEWEST_ROWS or not so_far.healthy:
-        return None
-    outputs = so_far.predict(x[:rows], sharpness=1.0).samples
-    assert outputs is not None
-    variance = so_far.learned["variance"][so_far.healthy].repeat_interleave(so_far.draws)
-    found = calibration.fit_widths(outputs.cpu(), y[:rows].cpu(), variance.cpu())
-    if found is None:
-        return None
-    said = ", ".join(
-        f"{w:.0%} of {c:g}" for c, w in zip(calibration.WIDTHS, found.weights, strict=True)
-    )
-    log.info("noise by width: %s; %.3g nats on %d rows left out", said, found.gain, rows)
-    return found.weights
-
-
-def _beside_trained(found: Posterior, problem: Problem) -> None:
-    """Compares predictions with those of the trained network on rows that it has not seen, where
-    there are some, and gives it weight where they are worse (see ``posterior.calibration``)."""
-    alike = problem.one_temperature and problem.power is None and problem.units is None
-    if problem.held_out is None or not alike or not found.healthy or not found.shards.whole:
-        return
-    (x, y), noise = problem.held_out, weight_name(problem.likelihood)
-    weights = {
-        k: p.detach().to(found.last[k])
-        for k, p in problem.template.named_parameters()
-        if k in found.last and k != noise
-    }
-    given = found.of_weights(weights)
-    try:
-        ours, own = found.evaluate(x, y).nll, given.evaluate(x, y, sharpness=1.0).nll
-    except TypeError as error:  # a likelihood without a predictive distribution
-        log.info("predictions were not compared with those of the trained network: %s", error)
-        return
-    said = f"{ours:.4g} nats on {len(x)} held-out rows, the trained network {own:.4g}"
-    found.config["beside_trained"] = {"nll": ours, "trained_nll": own, "rows": len(x)}
-    if ours <= own:
-        log.info("predictions have %s", said)
-        return
-    each = [p.log_likelihood(x, y).double().flatten(0, 1).cpu() for p in (found, given)]
-    rows = torch.stack([torch.logsumexp(v, 0) - math.log(len(v)) for v in each], 1)
-    share = calibration.trained_share(rows)
-    found.config = found.calibrated(False).config | {"trained_share": share}
-    found.trained = weights
-    log.warning(
-        "predictions have %s: its own predictions are mixed in with weight %.2g", said, share
-    )
 
 
 def _notice(motion: Motion, plan: Plan, stream: Stream, said: set[str]) -> None:

@@ -31,7 +31,7 @@ def peak(reset=False):
 params = {n: p.detach().expand(chains, *p.shape) for n, p in model.named_parameters()}
 small = {n: p[:, None] for n, p in params.items()}
 
-def use_code():  # the system may have taken pages of the libraries back: they are not what is measured
+def use_code():  # pages of the libraries, which the system may have taken back, are not measured
     Posterior(model=model, likelihood=likelihoods.Gaussian(sigma=1.0), samples=small, mean=params,
               last=params, diverged=torch.full((chains,), -1)).save(folder / "small")
     Posterior.load(folder / "small", model, memory_map=True).predict(torch.ones(3, 1024))

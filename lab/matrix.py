@@ -51,7 +51,8 @@ from natural_langevin.dynamics import (
     Underdamped,
 )
 from natural_langevin.dynamics.dropout import PerceptronLoss
-from natural_langevin.execution import compiled, executors
+from natural_langevin.execution import compiled
+from natural_langevin.execution import engine as engines
 from natural_langevin.execution.engine import Engine
 from natural_langevin.execution.full_data import mean_loss
 from natural_langevin.execution.kernels.native.planner import plan_native
@@ -83,7 +84,7 @@ METRICS: dict[str, Callable[[], preconditioners.Preconditioner]] = {
     "eigen-kronecker, refreshed": lambda: preconditioners.EigenKroneckerFisher(refresh=2),
 }
 #: Who takes whole steps, by way.
-PLANNERS: dict[str, executors.Planner] = {
+PLANNERS: dict[str, engines.Planner] = {
     "native": plan_native,
     "whole": whole_steps_planner.plan_whole_steps,
 }
@@ -250,17 +251,17 @@ def run_case(case: Case, device: str = "cpu", dtype: torch.dtype = torch.float32
 @contextmanager
 def _prepared(way: Way) -> Iterator[None]:
     """The thresholds and choices under which a small network goes this way."""
-    before = compiled.BACKEND, executors.PLANNERS[:]
+    before = compiled.BACKEND, engines.PLANNERS[:]
     gain, whole_steps_planner.LEAST_GAIN = whole_steps_planner.LEAST_GAIN, 0.0
     compiled.BACKEND = "eager" if way == "traced" else "inductor"
-    executors.PLANNERS[:] = [PLANNERS[way]] if way in PLANNERS else []
+    engines.PLANNERS[:] = [PLANNERS[way]] if way in PLANNERS else []
     convolutions = torch.backends.cudnn.allow_tf32  # by default: rounding far above float32's
     torch.backends.cudnn.allow_tf32 = False
     try:
         yield
     finally:
         torch.backends.cudnn.allow_tf32 = convolutions
-        compiled.BACKEND, executors.PLANNERS[:] = before
+        compiled.BACKEND, engines.PLANNERS[:] = before
         whole_steps_planner.LEAST_GAIN = gain
 
 

@@ -16,7 +16,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from natural_langevin import likelihoods, preconditioners, priors, schedules
 from natural_langevin._internal import gpu_build, threads
-from natural_langevin._internal.one_at_a_time import OneAtATime
 from natural_langevin._internal.processes import Processes
 from natural_langevin.data.signature import Signature
 from natural_langevin.diagnostics import Kinetic
@@ -203,7 +202,7 @@ class Langevin:
             mean_rate=mean_rate, start=start, compile=compile,
             start_weights=starts.check_given(start_weights, trainable, template, self.chains),
         )  # fmt: skip
-        self._busy, self._checked = OneAtATime(), preparation.StepChecks()
+        self._busy, self._checked = threads.OneAtATime(), preparation.StepChecks()
         self._said: set[str] = set()  # notices are given once
         # Wrong rates fail here rather than at the first step.
         self.motion.rates(0, 1, 0.0 if given.auto else known_step_size(given.step_size))

@@ -248,7 +248,7 @@ def test_kernels_that_disagree_on_the_first_batch_are_not_used(
     built: list[set[bool]] = []
     given = known._replace(update_=update_, build=lambda *asked: built.append(asked[-1]))
     monkeypatch.setattr("natural_langevin.execution.kernels.backend_for", lambda device: given)
-    monkeypatch.setattr("natural_langevin.execution.executors.PLANNERS", [])
+    monkeypatch.setattr("natural_langevin.execution.engine.PLANNERS", [])
     one = sampler(network(), METRICS["quasi-diagonal"], compile="auto")
     engine, state = one.prepare(data(), steps=6, batch_size=10, burn_in=3)
     with caplog.at_level("WARNING", logger="natural_langevin"):

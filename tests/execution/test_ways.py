@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import Langevin, likelihoods, preconditioners, schedules
-from natural_langevin.execution import compiled, executors
+from natural_langevin.execution import compiled
+from natural_langevin.execution import engine as engines
 from natural_langevin.execution.graphs import GraphedStep
 from natural_langevin.execution.stepping import step_in_place
 from natural_langevin.statistics import Gradients
@@ -127,7 +128,7 @@ def test_an_executor_is_handed_whole_stretches(monkeypatch) -> None:  # type: ig
     one = sampler(preconditioners.Euclidean(), compile="auto")
     engine, state = one.prepare(data(), steps=10, batch_size=20)
     reference = sampler(preconditioners.Euclidean(), compile=False).step(one.init(), data())
-    monkeypatch.setattr(executors, "PLANNERS", [lambda *a: None, lambda *a: Standing()])
+    monkeypatch.setattr(engines, "PLANNERS", [lambda *a: None, lambda *a: Standing()])
     state, _ = engine.run(state, 0, 4)
     state, _ = engine.run(state, 4, 6)
     assert handed == [(0, 4), (4, 6)]

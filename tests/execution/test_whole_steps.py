@@ -19,7 +19,7 @@ import native_engines
 from natural_langevin import Langevin, likelihoods, preconditioners, priors
 from natural_langevin.data import Subsets
 from natural_langevin.dynamics import Overdamped, State, Underdamped
-from natural_langevin.execution import executors
+from natural_langevin.execution import engine as engines
 from natural_langevin.execution.engine import Engine
 from natural_langevin.execution.kernels.native.settings import UnsupportedError
 from natural_langevin.execution.kernels.whole_steps import planner
@@ -92,13 +92,13 @@ def prepared(
 @contextmanager
 def interpreted() -> Iterator[None]:
     """The kernel's planner alone, on the CPU."""
-    before, known, gain = executors.PLANNERS[:], planner.DEVICES, planner.LEAST_GAIN
-    executors.PLANNERS[:] = [planner.plan_whole_steps]
+    before, known, gain = engines.PLANNERS[:], planner.DEVICES, planner.LEAST_GAIN
+    engines.PLANNERS[:] = [planner.plan_whole_steps]
     planner.DEVICES, planner.LEAST_GAIN = ("cpu",), 0.0  # type: ignore[assignment]
     try:
         yield
     finally:
-        executors.PLANNERS[:], planner.DEVICES, planner.LEAST_GAIN = before, known, gain
+        engines.PLANNERS[:], planner.DEVICES, planner.LEAST_GAIN = before, known, gain
 
 
 def check_run(*case: str, **options: Any) -> None:

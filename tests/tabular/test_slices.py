@@ -4,7 +4,7 @@ import torch
 
 from natural_langevin.tabular.columns import Category, Date, Number
 from natural_langevin.tabular.features import Features
-from natural_langevin.tabular.slices import ColumnSlices
+from natural_langevin.tabular.quality import ColumnSlices
 from natural_langevin.tabular.sureness import sentences
 
 FEATURES = Features(

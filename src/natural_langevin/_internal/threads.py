@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -70,3 +71,22 @@ def one_where(small: Callable[[Any], bool]) -> Callable[[Method], Method]:
         return quick  # type: ignore[return-value]
 
     return decorate
+
+
+class OneAtATime:
+    """Who uses an object; a copy or a fork of the object is used by nobody."""
+
+    def __init__(self) -> None:
+        self._renew()
+
+    def _renew(self) -> None:
+        self.lock, self._process = threading.RLock(), os.getpid()
+
+    def acquire(self) -> bool:
+        """Whether this thread may continue; a fork does not inherit the lock of its parent."""
+        if self._process != os.getpid():
+            self._renew()
+        return self.lock.acquire(blocking=False)
+
+    def __reduce__(self) -> Any:
+        return OneAtATime, ()

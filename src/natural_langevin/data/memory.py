@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -112,3 +113,40 @@ class InMemory:
         """x and y of this step, (chain, B, ...), from its number alone."""
         order = self.order(step // self.batches_per_epoch)
         return self.gather(order, torch.tensor(step, device=order.device))
+
+
+@dataclass(frozen=True)
+class SymmetricSweeps:
+    """Data x (N, ...), y (N, ...) whose minibatches come forwards and then backwards:
+    ``sampler.sample(data.SymmetricSweeps(x, y), steps=..., batch_size=...)``.
+
+        omega_1, ..., omega_m, omega_m, ..., omega_1
+
+    and then another random partition of the data. The errors of a minibatch's gradient cancel over
+    an epoch in any order. How they act on each other, eta^2 sum over pairs (i before j) of H_j g_i,
+    depends on it; over a sweep and its mirror image every pair has come both ways (SMS-UBU, Paulin
+    et al. 2024, arXiv 2410.19780). It costs nothing, and is for any dynamics.
+
+    Every chain has its own orders. What is left over after whole minibatches is dropped for both
+    sweeps. Fewest pairs are broken where ``steps`` is a multiple of two epochs."""
+
+    x: Tensor
+    y: Tensor
+
+
+class SymmetricOrder(InMemory):
+    """The stream of ``SymmetricSweeps``: epochs 2k and 2k + 1 are permutation k and its mirror."""
+
+    shuffled = False
+
+    def order(self, epoch: int) -> Tensor:
+        """The chains' data in the order of this epoch: (chain, num_data)."""
+        if epoch != self._epoch:
+            sweep, backwards = divmod(epoch, 2)
+            order = random.permutation(random.stream(self.origin, sweep), self.num_data)
+            if backwards:
+                used = self.batches_per_epoch * self.batch_size
+                batches = order[:, :used].unflatten(1, (-1, self.batch_size))
+                order = torch.cat([batches.flip(1).flatten(1), order[:, used:]], dim=1)
+            self._order, self._epoch = order, epoch
+        return self._order

@@ -18,8 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from natural_langevin._internal.chains import Batch
 from natural_langevin.data.checks import check_pair, split_pair
 from natural_langevin.data.loaders import Loader, OwnOrders, SharedBatches, Split, stream_of
-from natural_langevin.data.memory import InMemory
-from natural_langevin.data.sweeps import SymmetricOrder, SymmetricSweeps
+from natural_langevin.data.memory import InMemory, SymmetricOrder, SymmetricSweeps
 
 __all__ = [
     "Batch",

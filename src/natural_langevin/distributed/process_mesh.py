@@ -19,6 +19,8 @@ from natural_langevin.distributed.group import Group, GroupError
 from natural_langevin.distributed.join import join, launched
 from natural_langevin.distributed.layout import Layout, chosen, mesh_of, own_chains
 from natural_langevin.distributed.reduction import DataGroup
+from natural_langevin.posterior.chain_shards import ChainShards
+from natural_langevin.posterior.posterior import Posterior
 
 log = logging.getLogger("natural_langevin")
 
@@ -161,3 +163,24 @@ class ProcessMesh:
             for value in sent.values():
                 dist.broadcast(value, group=self._column_group, group_src=row)
         return {k: v.to(values[k].device) for k, v in sent.items()}
+
+
+def shard_posterior(posterior: Posterior, mesh: ProcessMesh) -> Posterior:
+    """The posterior of this process's chains becomes that of all chains.
+
+    One number per chain (when it diverged, what its likelihood learned, its losses) goes to every
+    process; ``samples``, ``mean`` and ``last`` stay where they are. Processes that share
+    minibatches must have the same last iterates: they compare sums of them."""
+    sums = torch.stack([v.double().flatten(1).sum(1) for v in posterior.last.values()]).nan_to_num()
+    if not mesh.same_everywhere(sums):
+        log.warning(
+            "processes that share minibatches now hold different parameters: are their devices "
+            "of different types? Use Layout(chains=...), so that only equal devices share "
+            "minibatches"
+        )
+    posterior.diverged = mesh.gather_chains(posterior.diverged)
+    posterior.learned = {k: mesh.gather_chains(v) for k, v in posterior.learned.items()}
+    steps, losses = posterior.trace[:, :1], posterior.trace[:, 1:].T.contiguous()
+    posterior.trace = torch.cat([steps, mesh.gather_chains(losses).T], dim=1)
+    posterior.shards = ChainShards(mesh)
+    return posterior

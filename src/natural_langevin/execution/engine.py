@@ -16,7 +16,7 @@ import contextlib
 import copy
 import logging
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -29,10 +29,10 @@ from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution import kernels
 from natural_langevin.execution.agreement import disagreement, last_bits_moved, same_losses
 from natural_langevin.execution.compiled import Attempt, CompiledStep, compiled, known_steps
-from natural_langevin.execution.executors import Executor, plan_executor
 from natural_langevin.execution.full_data import Anchors, Pause
 from natural_langevin.execution.graphs import GraphedStep
-from natural_langevin.execution.kernels.native.planner import why_not_native
+from natural_langevin.execution.kernels.native.planner import plan_native, why_not_native
+from natural_langevin.execution.kernels.whole_steps.planner import plan_whole_steps
 from natural_langevin.execution.stepping import (
     InPlaceStep,
     StepData,
@@ -48,6 +48,34 @@ log = logging.getLogger("natural_langevin")
 GPU_FROM = 20_000
 
 Mode = Literal["eager", "auto", "compiled"]
+
+
+class Executor(Protocol):
+    """Takes many steps of a run at once."""
+
+    #: For ``posterior.config``: which way the steps went.
+    name: str
+
+    def run(self, state: State, start: int, count: int) -> Info:
+        """Steps ``start`` to ``start + count - 1``, written over ``state``; Info of the last."""
+
+
+Planner = Callable[[Dynamics, State, Stream, RatesTable, float], Executor | None]
+
+#: Asked in order when a run begins, each for an executor that computes exactly the update that
+#: ``dynamics.kernels`` names, or None.
+PLANNERS: list[Planner] = [plan_native, plan_whole_steps]
+
+
+def plan_executor(
+    dynamics: Dynamics, state: State, stream: Stream, rates: RatesTable, num_data: float
+) -> Executor | None:
+    """The first executor that takes this run."""
+    for try_plan in PLANNERS:
+        executor = try_plan(dynamics, state, stream, rates, num_data)
+        if executor is not None:
+            return executor
+    return None
 
 
 def choose_mode(compile: bool | str) -> Mode:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from natural_langevin._internal.processes import Processes, SingleProcess
 from natural_langevin._internal.progress import Progress
 from natural_langevin.dynamics.base import Info, State
-from natural_langevin.run import interrupts
 from natural_langevin.run.checkpoint import RunCheckpoint, check_same_way
 from natural_langevin.run.collector import Collector, is_kept
 from natural_langevin.run.glance import Glance
@@ -142,7 +143,7 @@ def run(
     ended = resumed and watcher is not None and watcher.ends(state, done, collector.kept)
     with (
         Progress(title, plan.steps, shown=progress and processes.first) as bar,
-        interrupts.deferred(saved is not None, ready) as interrupted,
+        deferred_signals(saved is not None, ready) as interrupted,
     ):
         engine.notify = bar.say
         while done < plan.steps and not ended and not stopped:
@@ -180,7 +181,7 @@ def run(
         if stopped:
             _say_interrupted(done, plan.steps, collector.kept, saved is not None)
         if stopped and saved is not None:
-            interrupts.end(interrupted[0] if interrupted else signal.SIGINT)
+            end_by_signal(interrupted[0] if interrupted else signal.SIGINT)
     return state, stopped
 
 
@@ -223,3 +224,38 @@ def _check_divergence(state: State, running: bool) -> None:
             "likely too large: try a tenth of it; with a Fisher preconditioner, more damping or a "
             'prior of smaller variance also help, and targets="data" is more robust than "model"'
         )
+
+
+@contextmanager
+def deferred_signals(saved: bool, ready: Callable[[], bool]) -> Iterator[list[int]]:
+    """The first signal waits until a step is done, with a checkpoint (``saved``) or where Ctrl-C
+    comes when draws are ``ready``; the second does not. Those that came are in the list.
+
+    Signals belong to the main thread, and to whoever has taken them over from Python: elsewhere
+    nothing is changed."""
+    came: list[int] = []
+    usual: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler}
+    if saved:
+        usual[signal.SIGTERM] = signal.SIG_DFL
+    in_main = threading.current_thread() is threading.main_thread()
+    taken = [n for n, h in usual.items() if in_main and signal.getsignal(n) is h]
+
+    def notice(number: int, frame: Any) -> None:
+        if came or not (saved or ready()):
+            end_by_signal(number)
+        came.append(number)
+
+    for number in taken:
+        signal.signal(number, notice)
+    try:
+        yield came
+    finally:
+        for number in taken:
+            signal.signal(number, usual[number])
+
+
+def end_by_signal(number: int) -> NoReturn:
+    """Ends the program as the signal would have, but closes everything properly first."""
+    if number == signal.SIGTERM:
+        raise SystemExit(128 + number)
+    raise KeyboardInterrupt

@@ -18,8 +18,7 @@ from torch.utils import _pytree as pytree
 from natural_langevin import random, schedules
 from natural_langevin._internal.chains import Params
 from natural_langevin.data.streams import InMemory, Stream
-from natural_langevin.distributed.posterior_shards import shard_posterior
-from natural_langevin.distributed.process_mesh import ProcessMesh
+from natural_langevin.distributed.process_mesh import ProcessMesh, shard_posterior
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.execution.engine import Engine, choose_mode

@@ -24,7 +24,7 @@ class Regression(NamedTuple):
     x: Tensor
     y: Tensor
     model: nn.Linear
-    variance: float = 0.5
+    variance: float | Tensor = 0.5  # the prior's, one for all or (weight,)
 
     @property
     def prior(self) -> dict[str, priors.Prior]:
@@ -158,7 +158,7 @@ def test_a_curve_is_every_checkpoints_own_coefficient() -> None:
         other.weight.add_(0.05)
     curve = slt.llc_curve(
         {10: problem.model.state_dict(), 20: other}, problem.model, LIKELIHOOD,
-        (problem.x, problem.y), steps=600, chains=3, gamma=0.2,
+        (problem.x, problem.y), chains=3, gamma=0.2,
     )  # fmt: skip
     assert curve.places == (10, 20)
     beta = 1 / math.log(300)
@@ -166,7 +166,11 @@ def test_a_curve_is_every_checkpoints_own_coefficient() -> None:
         (0, 1), (problem.model, other), curve.value, curve.error, strict=True
     ):
         prior = slt.localised(model, gamma=0.2)
-        own = problem._replace(model=model, variance=prior["weight"].variance)  # type: ignore[attr-defined]
+        sizes = {"weight": 3, "bias": 1}
+        own = problem._replace(
+            model=model,
+            variance=torch.cat([torch.full((n,), prior[k].variance) for k, n in sizes.items()]),  # type: ignore[attr-defined]
+        )
         exact = 300 * beta * (own.expected_loss(beta) - float(own.loss(own.centre)))
         print(place, float(value), float(error), exact)
         assert abs(float(value) - exact) < 4 * float(error)
@@ -178,7 +182,9 @@ def test_a_curve_is_every_checkpoints_own_coefficient() -> None:
     assert len(last.plot().axes[0].lines) == 3 + 1
     few = (problem.x[:2], problem.y[:2])
     own = slt.influence(last.posterior, few, few, chains=[0, 2, 4])
-    torch.testing.assert_close(slt.influence(last, few, few), own)
+    torch.testing.assert_close(slt.influence(last, few, TensorDataset(*few)), own)
+    with pytest.raises(TypeError, match="known order"):
+        slt.influence(last, DataLoader(TensorDataset(*few)), few)
 
 
 def test_a_checkpoint_whose_chains_diverge_leaves_the_others() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,8 @@ from natural_langevin.evidence import control, ladder
 from natural_langevin.langevin import Langevin
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.posterior.posterior import Posterior
-from natural_langevin.preconditioners import QuasiDiagonalFisher
+from natural_langevin.preconditioners import QuasiDiagonalFisher, UnitFisher
+from natural_langevin.preconditioners.base import FisherPreconditioner
 from natural_langevin.slt.llc import by_recipe, check, rows_of, usual_batch
 from natural_langevin.slt.losses import at_weights
 
@@ -25,6 +26,8 @@ from natural_langevin.slt.losses import at_weights
 PRIOR_DRAWS, DRAWS, STEPS, EXCHANGE = 256, 150, 3000, 20
 #: Errors by which both estimates may differ; and the least rate of swaps.
 APART, RARE = 4.0, 0.05
+#: Inputs of a unit up to which the metric is unit-wise, and steps between two of its statistics.
+FAN_IN, EVERY = 64, 10
 
 
 @dataclass(frozen=True)
@@ -139,8 +142,7 @@ def log_marginal_likelihood(
         low, high = torch.quantile(log_p, torch.tensor([0.16, 0.84], dtype=torch.float64))
         powers = ladder.powers(float(high - low) / 2, weights)
     beta = _checked(powers)
-    if likelihood.has_units:  # far from the data residuals are large, and so would their squares be
-        options = {"preconditioner": QuasiDiagonalFisher(targets="model")} | options
+    options = _metric(model, likelihood) | options
     # The step size is chosen by the first two chains: the posterior's, and the widest.
     order = torch.tensor([len(beta) - 1, *range(len(beta) - 1)])
     sampler = Langevin(
@@ -180,6 +182,20 @@ def log_marginal_likelihood(
         unsettled=settled.count(False),
         posterior=posterior,
     )
+
+
+def _metric(model: nn.Module, likelihood: Likelihood) -> dict[str, FisherPreconditioner]:
+    """The metric as an option: unit-wise if all weights are sampled, and of linear layers with few
+    inputs, because that of single weights is slow along correlated ones. With outputs in units its
+    labels are the model's: far from the data residuals are large, and so would their squares be."""
+    targets: Literal["data", "model"] = "model" if likelihood.has_units else "data"
+    layers = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
+    few = all(isinstance(m, nn.Linear) and m.in_features <= FAN_IN for m in layers)
+    if few and all(p.requires_grad for p in model.parameters()):
+        return {"preconditioner": UnitFisher(targets=targets, every=EVERY)}
+    if targets == "model":
+        return {"preconditioner": QuasiDiagonalFisher(targets=targets)}
+    return {}  # the recipe's
 
 
 def _checked(powers: Tensor) -> Tensor:

@@ -90,6 +90,11 @@ class LearningCoefficient:
                 f"Chains have not mixed: R-hat {self.rhat:.2f}. Use more steps."
                 + (exact if self.weights <= SMALL else "")
             )
+        elif "no steps are left" in (ended := str(self.posterior.config.get("ended"))):
+            found.append(
+                f"Chains agree in the loss, but not yet in predictions ({ended.split(': ')[-1]}): "
+                "directions that are nearly flat may not be explored. Use more steps."
+            )
         if self.error > NOISY * size and self.value > 2 * self.error:
             found.append(
                 f"Noisy: the error is {self.error / size:.0%} of the value. Use more steps."
@@ -103,7 +108,8 @@ class LearningCoefficient:
         if abs(change) > LOCAL * size and abs(self.sensitivity) > 3 * self.sensitivity_error:
             found.append(
                 f"The value depends on gamma: doubling gamma would change it by {change:+.3g}. "
-                "The chains do not stay in the basin of w*; compare several values of gamma."
+                "Its prior is as narrow as the basin of w*, or chains leave the basin; compare "
+                "several values of gamma."
             )
         return found
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin._internal.chains import likelihood_powers
 from natural_langevin.posterior.posterior import Posterior
@@ -26,8 +27,8 @@ def influence(
     """-beta Cov(loss of datum i, loss of query q) over the draws: (query, datum), float64. Negative
     where more weight on the datum lowers the query's loss.
 
-    ``data`` and ``queries``: (x, y). ``chains``: the chains to use; None: all, if they have one
-    target. Covariances are computed within chains.
+    ``data`` and ``queries``: (x, y), or a TensorDataset. ``chains``: the chains to use; None: all,
+    if they have one target. Covariances are computed within chains.
     """
     if isinstance(estimate, LearningCoefficient):
         chains = estimate.healthy if chains is None else chains
@@ -43,6 +44,11 @@ def influence(
 
 
 def _centred_losses(posterior: Posterior, rows: Any, chains: list[int]) -> Tensor:
-    x, y = posterior.signature.split(rows)
+    if isinstance(rows, DataLoader):
+        raise TypeError(
+            "influences are of rows in a known order, got a DataLoader: give (x, y) or a "
+            "TensorDataset"
+        )
+    x, y = posterior.signature.split(rows.tensors if isinstance(rows, TensorDataset) else rows)
     found = -posterior.log_likelihood(x, y, chains=chains).double().cpu()
     return found - found.mean(1, keepdim=True)

@@ -30,6 +30,7 @@ CASES = [
     "tied head, functional", "tied linear", "folded", "foreign layer", "menagerie",
 ]  # fmt: skip
 BOTH = ("unit_blocks", "kronecker")
+TYPES = (torch.float32, torch.float64)
 
 
 def evaluate(
@@ -212,21 +213,33 @@ def test_convolution_is_a_linear_map_of_patches() -> None:
         assert_close(found.statistics.outputs["0.weight"][0], G, sharing)
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.thorough)]
-)
-def test_traced_and_in_pieces(dtype: torch.dtype) -> None:
-    """fullgraph=True under vmap, and a batch in pieces, on the network that has everything."""
-    model = build("everything", dtype)
+def of_two_chains(name: str, dtype: torch.dtype) -> tuple[Params, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(2, 5, 5, 3, generator=generator, dtype=torch.float64).to(dtype)
-    y = torch.randint(0, 3, (2, 5), generator=generator)
-    params = chains_of(model, 2)
+    x = torch.randn(2, 5, *NETWORKS[name][1], generator=generator, dtype=torch.float64).to(dtype)
+    return chains_of(build(name, dtype), 2), x, torch.randint(0, 3, (2, 5), generator=generator)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    # Traces of all layers' second moments and bias rows are in test_statistics.
+    [("called twice", torch.float32)]
+    + [pytest.param("everything", d, marks=pytest.mark.thorough) for d in TYPES],
+)
+def test_traced(name: str, dtype: torch.dtype) -> None:
+    """fullgraph=True under vmap."""
+    params, x, y = of_two_chains(name, dtype)
+    eager, _ = evaluate(build(name, dtype), params, x, y, BOTH)
+    traced, _ = evaluate(build(name, dtype), params, x, y, BOTH, backend="aot_eager")
+    torch.testing.assert_close(vars(traced.statistics), vars(eager.statistics))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_in_pieces_and_beside_others(dtype: torch.dtype) -> None:
+    """On the network that has everything."""
+    params, x, y = of_two_chains("everything", dtype)
     eager, _ = evaluate(build("everything", dtype), params, x, y, BOTH)
-    traced, _ = evaluate(build("everything", dtype), params, x, y, BOTH, backend="aot_eager")
     pieces, _ = evaluate(build("everything", dtype), params, x, y, BOTH, microbatch=2)
-    for other in (traced, pieces):
-        torch.testing.assert_close(vars(other.statistics), vars(eager.statistics))
+    torch.testing.assert_close(vars(pieces.statistics), vars(eager.statistics))
     every = (*BOTH, "second", "cross", "samples")
     written, _ = evaluate(build("everything", dtype), params, x, y, every)
     torch.testing.assert_close(written.statistics.blocks, eager.statistics.blocks)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin import evidence, likelihoods, priors
 from natural_langevin.evidence import control, ladder, marginal
@@ -145,10 +146,20 @@ def test_models_beside_each_other() -> None:
     assert "small" in str(found)
     with pytest.raises(ValueError, match="different data"):
         evidence.compare([one(0, 1), one(0, 1, "b")])
+    with pytest.raises(TypeError, match="got Linear"):
+        evidence.compare([nn.Linear(1, 1)])  # type: ignore[list-item]
     apart = one(-10.0, 0.1)
     assert not apart.warnings
     object.__setattr__(apart, "stepping_stone", -20.0)
     assert "nats apart" in str(apart)
+
+
+def test_data_that_are_not_in_memory() -> None:
+    loader = DataLoader(TensorDataset(*regression(20, 1)))
+    with pytest.raises(TypeError, match="in memory"):
+        evidence.log_marginal_likelihood(
+            nn.Linear(1, 1), likelihoods.Gaussian(sigma=1.0), loader, prior=priors.Gaussian(1.0)
+        )
 
 
 @pytest.mark.parametrize("powers", [[0.1, 0.5], [0.5, 0.1, 1.0], [0.0, 1.0]])

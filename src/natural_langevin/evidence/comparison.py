@@ -66,6 +66,11 @@ def compare(evidences: Mapping[str, Evidence] | Sequence[Evidence]) -> Compariso
     )
     if not named:
         raise ValueError("give at least one evidence to compare")
+    other = next((e for e in named.values() if not isinstance(e, Evidence)), None)
+    if other is not None:
+        raise TypeError(
+            f"compare takes results of log_marginal_likelihood, got {type(other).__name__}"
+        )
     data = {e.posterior.config["data"] for e in named.values()}
     if len(data) > 1:
         raise ValueError(

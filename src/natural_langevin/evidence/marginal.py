@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from natural_langevin import priors
 from natural_langevin._internal.figures import new_figure
@@ -126,6 +127,10 @@ def log_marginal_likelihood(
         options: those of ``Langevin``.
     """
     check(likelihood, model, "model")
+    if isinstance(data, DataLoader):
+        raise TypeError(
+            "a marginal likelihood needs all data in memory, got a DataLoader: give (x, y)"
+        )
     options, burn_in = by_recipe(options, steps, burn_in)
     kind = {k: options[k] for k in ("device",) if k in options}
     at_prior = Langevin(

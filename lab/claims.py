@@ -578,7 +578,7 @@ def decided() -> str:
         ("units", "columns and targets of unusual size get mean 0 and deviation 1, no cell beyond "
          f"{standard_units.RARE:g} deviations"),
         ("prior", f"N(0, 2 s / fan-in); s from {scales} by the held-out density of "
-         f"{c.prior.folds} folds, or wider by a parabola, below 1 only where 1 is "
+         f"{c.prior.folds} folds, or wider by a parabola, below 1 only where the others are "
          f"clearly behind; 1 below {c.prior.fewest_rows} rows; a "
          f"`DataLoader` lends {LOADER_ROWS:,} rows for it"),
         ("start", "the model if it is trained, else N(0, 1/fan-in) per chain; then a "

@@ -97,13 +97,17 @@ def test_a_wider_prior_is_taken_to_be_as_steep_as_a_narrower_one(
     assert 1.0 < found.prior_scale.value < 25.0
 
 
-@pytest.mark.parametrize(("rows", "narrow"), [(16, False), (400, True)])
-def test_narrower_than_usual_only_where_the_usual_prior_is_clearly_behind(
-    monkeypatch: pytest.MonkeyPatch, rows: int, narrow: bool
+@pytest.mark.parametrize(
+    ("rows", "wide", "narrow"), [(16, 1.0, False), (400, 1.0, True), (400, 4.0, False)]
+)
+def test_narrower_than_usual_only_where_all_others_are_clearly_behind(
+    monkeypatch: pytest.MonkeyPatch, rows: int, wide: float, narrow: bool
 ) -> None:
-    """Few labels: networks that say the same of all rows are a little ahead, by chance."""
+    """Few labels: networks that say the same of all rows are a little ahead, by chance; and a prior
+    whose rows differ ``wide`` may not be clearly behind where the usual one is."""
     noise = torch.randn(4, rows, generator=torch.Generator().manual_seed(0)).double()
-    scores = torch.tensor([[2.3], [2.6], [3.0], [4.0]]).double() + noise
+    noise[2] *= wide
+    scores = torch.tensor([[2.3], [2.6], [2.7], [4.0]]).double() + noise
     assert (chosen(monkeypatch, scores).prior_scale.value < 1.0) == narrow
 
 

@@ -112,9 +112,9 @@ def choose(search: Search, data: tuple[Tensor, Tensor]) -> recipe.Choice | None:
         return None
     best, scale, why = prior_scale.best(_scores(runs, rule), rule)
     # Networks that learn nothing all say the same, which beats the sure ones of a short trial on
-    # few rows: narrower than usual only where the usual prior is clearly behind.
+    # few rows: narrower than usual only where all that are not are clearly behind.
     near = [runs[-1].scales[k] for k in prior_scale.near(runs[-1].nll, rule)]
-    if scale < 1.0 and 1.0 in near:
+    if scale < 1.0 and any(s >= 1.0 for s in near):
         best = scale = 1.0
     chosen = [one for one in runs if best in one.scales][-1]
     log.info("prior variance x %.3g: %s", scale, why)

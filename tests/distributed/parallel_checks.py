@@ -23,7 +23,7 @@ from natural_langevin.cli.app import app
 from natural_langevin.cli.experiments import runner
 from natural_langevin.cli.experiments.table1.protocol import PRESETS
 from natural_langevin.distributed import Group, Layout
-from natural_langevin.distributed.reduction import DataGroup
+from natural_langevin.distributed.process_mesh import DataGroup
 from natural_langevin.dynamics import Underdamped
 from natural_langevin.recipe import step_size
 from natural_langevin.recipe.settings import Trial

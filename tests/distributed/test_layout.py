@@ -10,7 +10,7 @@ import torch
 from natural_langevin import Langevin, likelihoods, priors
 from natural_langevin.distributed import GroupError, Layout
 from natural_langevin.distributed.layout import automatic, own_chains
-from natural_langevin.distributed.reduction import DataGroup
+from natural_langevin.distributed.process_mesh import DataGroup
 from natural_langevin.statistics.data_parallel import Part, at_its_rows
 
 

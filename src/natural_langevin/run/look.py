@@ -1,4 +1,4 @@
-"""``Look``: what a callback receives during a run."""
+"""``Look``: what a callback receives during a run; ``Watching`` calls it and may end the run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from functools import cached_property
 
 from torch import Tensor
 
+from natural_langevin._internal import threads
+from natural_langevin._internal.processes import Processes
 from natural_langevin.diagnostics.reading import Reading
+from natural_langevin.dynamics.base import Info, State
+from natural_langevin.execution.engine import Engine
+from natural_langevin.run import temperature_probe
+from natural_langevin.run.until import EssTarget
 
 
 @dataclass(frozen=True)
@@ -38,3 +44,52 @@ class Look:
 
 #: What ``Langevin.sample(callback=...)`` takes.
 Callback = Callable[[Look], None]
+
+
+class Watching:
+    """A ``Watcher`` of the run loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        processes: Processes,
+        target: EssTarget,
+        *,
+        steps: int,
+        callback: Callback | None = None,
+    ) -> None:
+        if callback is not None and not callable(callback):
+            raise TypeError(
+                f"callback must be a function of a Look, got {callback!r}: "
+                "callback=lambda look: print(look.step, look.loss)"
+            )
+        self._engine, self._processes, self._target = engine, processes, target
+        self._steps, self._callback = steps, callback
+
+    def look(self, state: State, info: Info, done: int, kept: int) -> None:
+        """Shows it to the callback."""
+        if self._callback is None:
+            return
+        report = self._engine.dynamics.integrator.report(state)  # type: ignore[attr-defined]
+        look = Look(
+            step=done,
+            steps=self._steps,
+            loss=info.loss.detach().cpu(),
+            kept=kept,
+            diverged=state.diverged.detach().cpu(),
+            acceptance=report.get("acceptance"),
+            measure=lambda: self._temperature(state),
+        )
+        with threads.as_given():
+            self._callback(look)
+
+    def ends(self, state: State, done: int, kept: int) -> bool:
+        """Whether the target is reached."""
+        return self._target.ends(state, kept, last=done >= self._steps)
+
+    def _temperature(self, state: State) -> Reading | None:
+        count = temperature_probe.probe_steps(self._processes.chains)
+        found = temperature_probe.summary(
+            state, temperature_probe.measure(self._engine, state, count), self._processes
+        )
+        return None if found is None else found.temperature

@@ -38,7 +38,7 @@ from natural_langevin.run.checkpoint import RunCheckpoint
 from natural_langevin.run.collector import SampleCollector
 from natural_langevin.run.exchange import ReplicaExchange
 from natural_langevin.run.kept_draws import check_memory
-from natural_langevin.run.look import Callback
+from natural_langevin.run.look import Callback, Watching
 from natural_langevin.run.loop import RunPlan
 from natural_langevin.run.phases import Phase, phases
 from natural_langevin.run.problem import notices
@@ -54,7 +54,6 @@ from natural_langevin.run.setup import (
 from natural_langevin.run.time_limit import NO_LIMIT, TimeLimit
 from natural_langevin.run.until import EssTarget
 from natural_langevin.run.until import parse as parse_until
-from natural_langevin.run.watching import Watching
 
 log = logging.getLogger("natural_langevin")
 

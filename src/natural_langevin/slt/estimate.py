@@ -105,7 +105,8 @@ class LearningCoefficient:
                 "subtracted. Use a larger batch_size or a smaller step_size."
             )
         change = math.log(2) * self.sensitivity
-        if abs(change) > LOCAL * size and abs(self.sensitivity) > 3 * self.sensitivity_error:
+        known = self.rhat <= RHAT and abs(self.sensitivity) > 3 * self.sensitivity_error
+        if known and abs(change) > LOCAL * size:
             found.append(
                 f"The value depends on gamma: doubling gamma would change it by {change:+.3g}. "
                 "Its prior is as narrow as the basin of w*, or chains leave the basin; compare "

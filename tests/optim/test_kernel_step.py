@@ -98,3 +98,35 @@ def test_a_graph_that_is_still_to_be_followed_notices_the_step() -> None:
     optimizer.step()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         late.backward()
+
+
+def test_a_step_that_forms_its_own_statistics_is_the_same_after_a_restart() -> None:
+    """Of linear layers the step is handed inputs and output gradients, at the first step as well:
+    a resumed loop has the bits of one that was never stopped."""
+
+    def steps(optimizer: NaturalLangevin, start: int, stop: int) -> None:
+        for k in range(start, stop):
+            generator = torch.Generator().manual_seed(k)
+            x, y = torch.randn(6, 7, generator=generator), torch.arange(6) % 3
+            optimizer.zero_grad()
+            F.cross_entropy(optimizer.model(x), y).backward()
+            optimizer.step()
+
+    def made() -> NaturalLangevin:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(7, 9), nn.ReLU(), nn.Linear(9, 3))
+        return NaturalLangevin(model, likelihoods.Categorical(), num_data=60, lr=1e-2)
+
+    one, first, second = made(), made(), made()
+    found: list[Any] = []
+    moments = one._fisher.moments
+    one._fisher.moments = lambda *asked: found.append(moments(*asked)) or found[-1]
+    steps(one, 0, 5)
+    assert [list(f) for f in found] == [["calls"]] * 5
+    assert set(found[0]["calls"]) == {"0.weight", "2.weight"}
+    steps(first, 0, 3)
+    second.model.load_state_dict(first.model.state_dict())
+    second.load_state_dict(first.state_dict())
+    steps(second, 3, 5)
+    for a, b in zip(one.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(a, b)

@@ -90,9 +90,10 @@ def run(options: dict[str, Any], recorder: Recorder | None = None) -> list[Tenso
 def test_recorded_steps_are_the_steps_themselves(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = run(OPTIONS[name])
     recorder = Recorder()
     monkeypatch.setattr(graphs, "has_graphs", lambda device: True)
+    monkeypatch.setattr(graphs, "recordable", lambda on: False)
+    expected = run(OPTIONS[name])
     monkeypatch.setattr(graphs, "recordable", lambda on: True)
     monkeypatch.setattr(graphs, "record", recorder)
     found = run(OPTIONS[name], recorder)
@@ -107,8 +108,9 @@ def test_what_cannot_be_recorded_runs_as_it_did(
     def broken(function: Callable[[], Any], device: torch.device) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    expected = run({})
     monkeypatch.setattr(graphs, "has_graphs", lambda device: True)
+    monkeypatch.setattr(graphs, "recordable", lambda on: False)
+    expected = run({})
     monkeypatch.setattr(graphs, "recordable", lambda on: True)
     monkeypatch.setattr(graphs, "record", broken)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)

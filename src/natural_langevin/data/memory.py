@@ -78,12 +78,16 @@ class InMemory:
             self._epoch = epoch
         return self._order
 
-    def gather(self, order: Tensor, step: Tensor) -> Batch:
+    def gather(self, order: Tensor, step: Tensor | int) -> Batch:
         """x (chain, B, ...) and y (chain, B, ...) of this step, given its epoch's ``order``.
 
-        ``step`` stays on the device, so that a compiled or captured step can ask for its batch."""
-        start = (step % self._batches) * self.batch_size
-        index = order[:, start + torch.arange(self.batch_size, device=order.device)]
+        A tensor stays on the device, so that a compiled or captured step can ask for its batch."""
+        if isinstance(step, int):
+            first = step % self.batches_per_epoch * self.batch_size
+            index = order[:, first : first + self.batch_size]
+        else:
+            start = (step % self._batches) * self.batch_size
+            index = order[:, start + torch.arange(self.batch_size, device=order.device)]
         if self.x is self.y:  # unsupervised: gather once
             y = self.y[index]
             return y, y

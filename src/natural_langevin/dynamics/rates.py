@@ -178,9 +178,11 @@ class RatesTable:
         """The rates of one step."""
         return _read(self.values[step - self.start], self.kind(step))
 
-    def at(self, step: Tensor, kind: Kind) -> Rates:
-        """Like ``row``, for a ``step`` that is on the device and stays there. The table starts at
-        step 0."""
+    def at(self, step: Tensor | int, kind: Kind) -> Rates:
+        """Like ``row``, also for a ``step`` that is on the device and stays there. The table starts
+        at step 0."""
+        if isinstance(step, int):
+            return _read(self.values[step], kind)
         # index_select, because indexing with a 0-d tensor would wait for its value on the host.
         return _read(self.values.index_select(0, step.reshape(1))[0], kind)
 

@@ -5,6 +5,6 @@ import it.
 """
 
 from natural_langevin import random
-from natural_langevin.execution.kernels.native.draws import native_normal
+from natural_langevin.execution.kernels.native.build import native_normal
 
 random.use_native(native_normal)

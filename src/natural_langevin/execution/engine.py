@@ -261,7 +261,7 @@ class Engine:
         on_cpu, whole = state.step.device.type == "cpu", compile is None
         tasks = kernels.plan(
             self.dynamics, state, self.stream.example(), self.num_data,
-            given=whole, each=whole and backend.takes_each, deferred=not whole or not on_cpu,
+            given=whole, each=whole and backend.takes_each,
         )  # fmt: skip
         if not whole or not on_cpu:
             return kernels.FusedStep(tasks, backend, compile) if tasks else None

@@ -53,12 +53,15 @@ class StepData:
 
     def inputs(self, state: State, batch: Batch | None, kind: Kind) -> StepInputs:
         """This step's minibatch and rates; in memory, looked up at the state's own counter."""
-        rates = self.rates.at(state.step, kind)
+        step: Tensor | int = state.step
+        if state.step.device.type == "cpu" and not torch.compiler.is_compiling():
+            step = int(step)  # at hand, and looked up in fewer operations
+        rates = self.rates.at(step, kind)
         if batch is not None:
             return StepInputs(batch, rates, self.count, self.stream.chain_axis)
         assert isinstance(self.stream, InMemory)
         assert self.order is not None
-        return StepInputs(self.stream.gather(self.order, state.step), rates, self.count, True)
+        return StepInputs(self.stream.gather(self.order, step), rates, self.count, True)
 
 
 #: A step that writes over the state: (dynamics, data, state, batch, kind) -> Info.

@@ -14,7 +14,7 @@ import dataclasses
 import logging
 import operator
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -127,6 +127,8 @@ def _traced(function: Callable[[Any], Any], inputs: Any) -> Callable[[Any], Any]
     try:
         expected = function(inputs)
         leaves, spec = pytree.tree_flatten(inputs)
+        if not _same(leaves, list(_leaves(inputs))):
+            raise TypeError("a tree of unknown kinds")
         into: list[Any] = []
 
         def flat(*tensors: Tensor) -> list[Tensor]:
@@ -147,7 +149,7 @@ def _traced(function: Callable[[Any], Any], inputs: Any) -> Callable[[Any], Any]
 
         def replayed(inputs: Any) -> Any:
             with torch.no_grad():
-                found = forward(*pytree.tree_leaves(inputs))
+                found = forward(*_leaves(inputs))
             return found if whole else pytree.tree_unflatten(found, out)
 
         pairs = zip(pytree.tree_leaves(replayed(inputs)), pytree.tree_leaves(expected), strict=True)
@@ -160,6 +162,25 @@ def _traced(function: Callable[[Any], Any], inputs: Any) -> Callable[[Any], Any]
         return None
     log.info("traced the step in %.1f s", time.monotonic() - started)
     return replayed
+
+
+def _leaves(tree: Any) -> Iterator[Any]:
+    """The leaves of tuples, lists and dictionaries, as torch's own way with trees gives them, which
+    knows more kinds and takes five times as long."""
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, tuple | list):
+        yield tree
+        return
+    for branch in tree:
+        if isinstance(branch, Tensor):
+            yield branch
+        else:
+            yield from _leaves(branch)
+
+
+def _same(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
 
 
 def _is_plain(tree: Any) -> bool:

@@ -71,7 +71,7 @@ class Agreement:
             if mine.skip:
                 return None
         described = self._described(sampled) if groups else {}
-        h, seen, bad = _hash(described), float(mine.samples), mine.broken
+        h, seen, bad = _hash(described) if groups else 0, float(mine.samples), mine.broken
         values = [seen, seen**2, len(bad), 1, mine.failure is not None, mine.skip, h, h * h]
         with waiting(f"step {described.get('step')} of the optimizer", first, groups):
             totals = shards.total([float(v) for v in values], first, groups)

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin._internal.chains import Params, Units
 from natural_langevin.execution.graphs import RecordedFunction
+from natural_langevin.execution.kernels.layer import LayerCall
 from natural_langevin.optim import shards
 from natural_langevin.optim.agreement import waiting
 from natural_langevin.optim.call_reader import CallReader
@@ -76,6 +77,8 @@ Reduction = Literal["mean", "sum"]
 class Fisher:
     """Watches ``model`` and computes the statistics that a preconditioner needs from its passes."""
 
+    whole = True  # whether parameters are not sharded
+
     def __init__(
         self, model: nn.Module, preconditioner: Preconditioner, *, reduction: Reduction
     ) -> None:
@@ -107,6 +110,10 @@ class Fisher:
         self.records = True
         #: Whether the next step wants statistics at all.
         self.due: Callable[[], bool] = lambda: True
+        #: Parameters, those of a linear layer together, whose statistics the step itself can form
+        #: from the layer's call.
+        self.deferrable: Callable[[], Collection[frozenset[str]]] = tuple
+        self._parted: dict[Any, tuple[Plan, Plan, dict[str, str]]] = {}  # see ``_part``
         layers = dict.fromkeys(self._inside_opaque(n) or n for n in self.network_copy.owned)
         self.capture = Capture(model, list(layers), self._plan_for, self._finished)
         self.forget()
@@ -149,7 +156,7 @@ class Fisher:
             self.network_copy.follow(self.model)
             prepare_model(self.network_copy.model, log)
             self._plans[kind] = self._rehearsed(arguments)
-            self._recordings = {}  # the copy's buffers are others now
+            self._recordings, self._parted = {}, {}  # the copy's buffers are others now
         alone, plan, wanted = self._plans[kind]
         return arguments.first_alone() if alone else arguments, plan, wanted
 
@@ -203,7 +210,7 @@ class Fisher:
         """Adds the statistics of all passes that a gradient has reached; ``loss_scale``: what their
         losses have been multiplied by, where no other pass belongs to the step."""
         new = [one for one in self.capture.touched if not one.counted]
-        alone = len(new) == 1 and not self.samples and self.group is None and self._checked
+        alone = len(new) == 1 and not self.samples and self.group is None and self.whole
         for one in new:
             with torch.no_grad():
                 self._add(one, loss_scale if alone else None)
@@ -225,21 +232,21 @@ class Fisher:
             scale = size * self._to_order_one(self._of_outputs(one.root))
         else:
             scale = self._like().new_full((), self._to_scale(loss_scale))
+        rows = one.arguments.every_row
         with (
-            torch.autocast(one.arguments.every_row.device.type, enabled=False),
+            torch.autocast(rows.device.type, enabled=False),
             self.network_copy.called_with(one.arguments),
         ):
-            params, rows = self.network_copy.trainable(), one.arguments.every_row
-            replayable = self._set_cotangent(one, scale)
             if "samples" in self.requests:
-                if not replayable:
+                if not self._set_cotangent(one, scale):
                     raise ValueError(self._not_replayable("FullFisher"))
+                params = self.network_copy.trainable()
                 with _transforming("FullFisher", "use QuasiDiagonalFisher()"):
                     dense, _ = per_sample.whole(self._loss, params, frozenset(params), rows, rows)
                     found = dense(slice(0, len(rows)))
                 self._samples.append({k: g / scale for k, g in found.items()})
                 return
-            moments = self._moments(one, params, rows, scale, replayable)
+            moments = self._moments(one, rows, scale, alone=loss_scale is not None)
         # In units of the largest gradients so far: of passes that are much smaller nothing is left.
         rows_here = float(len(rows))
         if self._sums is None:
@@ -277,24 +284,34 @@ class Fisher:
                 kept[b] = own
             else:
                 kept |= dict.fromkeys(own, ())
-        self.units, self._recordings = kept, {}
+        self.units, self._recordings, self._parted = kept, {}, {}
         return kept
 
-    def _moments(
-        self, one: Pass, params: Params, rows: Tensor, scale: Tensor, replayable: bool
-    ) -> Any:
+    def _moments(self, one: Pass, rows: Tensor, scale: Tensor, *, alone: bool) -> Any:
         if not self._checked:
-            self._self_check(one, params, rows, replayable)
+            params = self.network_copy.trainable()
+            self._self_check(one, params, rows, self._set_cotangent(one, scale))
         plan = one.plan
         assert plan is not None
-        whole = ", ".join(map(repr, sorted(plan.whole)))
-        if plan.whole and not replayable:
-            raise ValueError(self._not_replayable(whole))
         # With gradients divided by the root of how many there are, sums of products are means.
         scale = scale * len(rows) ** -0.5
+        whole = ", ".join(map(repr, sorted(plan.whole)))
+        if plan.whole and not self._set_cotangent(one, scale):
+            raise ValueError(self._not_replayable(whole))
         inputs, deltas = self._recorded(one, plan)
-        self._set_cotangent(one, scale)
+        plan, deferred = self._part(plan) if alone else (plan, {})
+        calls = {
+            w: LayerCall(
+                inputs[n, 0][0].contiguous()[None], deltas[n, 0][0].contiguous()[None], None,
+                float(scale), 1.0,
+            )
+            for w, n in deferred.items()
+        }  # fmt: skip
+        if calls and not (plan.ruled or plan.replayed or plan.whole):
+            return {"calls": calls}
+        params = self.network_copy.trainable()
         groups, count = self.groups(params), sum(map(len, deltas.values()))
+        groups = [g for g in groups if not deferred.keys() & set(g.names)]
 
         def statistics(*given: Tensor) -> Moments:
             *seen, scale = given
@@ -310,10 +327,25 @@ class Fisher:
         with _transforming(whole, "freeze it with requires_grad_(False)"):
             special = plan.whole or plan.replayed or one.wanted & self._opaque or self.basis()
             if special or not self.records:
-                return statistics(*flat, scale)
+                return statistics(*flat, scale) | ({"calls": calls} if calls else {})
             if id(plan) not in self._recordings:
                 self._recordings[id(plan)] = plan, RecordedFunction("the statistics")
-            return self._recordings[id(plan)][1](statistics, [*flat, scale])
+            found = self._recordings[id(plan)][1](statistics, [*flat, scale])
+            return found | ({"calls": calls} if calls else {})
+
+    def _part(self, plan: Plan) -> tuple[Plan, dict[str, str]]:
+        """The plan without the layers whose calls are handed to the step, and these by weight."""
+        deferrable = self.deferrable()
+        if not deferrable:
+            return plan, {}
+        key = id(plan), frozenset(deferrable)
+        if key not in self._parted:
+            owned, found = self.network_copy.owned, dict[str, str]()
+            for name in plan.single_linear_calls(self.network_copy):
+                if frozenset(owned[name].values()) in deferrable:
+                    found[owned[name]["weight"]] = name
+            self._parted[key] = plan, plan.without(found.values()), found
+        return self._parted[key][1:]
 
     def groups(self, params: Params) -> list[Group]:
         """What is asked of every parameter."""

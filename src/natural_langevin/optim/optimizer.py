@@ -240,6 +240,8 @@ class NaturalLangevin(torch.optim.Optimizer):
             self._refuse_capture()
         self._fisher.basis = self._basis
         self._fisher.due = self._due
+        if watching is Fisher and not capturable:
+            self._fisher.deferrable = self._deferrable
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles have settings, state and a model of their own. Statistics since the
@@ -468,9 +470,15 @@ class NaturalLangevin(torch.optim.Optimizer):
 
     def _due(self) -> bool:
         """Whether the next step takes statistics; one that may be recorded does so always."""
-        if self.capturable:
-            return self._rates(0).kind.adapts
-        return self._rates(self.steps).kind.adapts
+        step = 0 if self.capturable else self.steps
+        table = self._table
+        if table is None or not table.start <= step < table.start + len(table):
+            return self._rates(step).kind.adapts
+        return table.kind(step).adapts
+
+    def _deferrable(self) -> list[frozenset[str]]:
+        vectors = self._current_vectors()
+        return [own for _, update in vectors for own in update.deferrable(self.num_data)]
 
     def _current_vectors(self) -> list[tuple[int, VectorUpdate]]:
         """Everything that is sampled, as few vectors: one for every group, device and precision.

@@ -36,6 +36,8 @@ from natural_langevin.statistics.statistics import Recorded, layer_gradients
 class ShardedFisher(Fisher):
     """``Fisher`` for a model whose parameters are DTensors."""
 
+    whole = False
+
     def _copied(self, model: nn.Module) -> nn.Module:
         if not self.requests <= {"second", "cross"} or self.targets == "model":
             raise ValueError(
@@ -74,10 +76,8 @@ class ShardedFisher(Fisher):
         """The ranks' statistics are added up before they are brought to scale: one unit for all."""
         return shards.largest(largest, next(iter(self._whose.values())))
 
-    def _moments(
-        self, one: Pass, params: Params, rows: Tensor, scale: Tensor, replayable: bool
-    ) -> Moments:
-        plan = one.plan
+    def _moments(self, one: Pass, rows: Tensor, scale: Tensor, *, alone: bool) -> Moments:
+        plan, params = one.plan, self.network_copy.trainable()
         assert plan is not None
         inputs, deltas = self._recorded(one, plan)
         scale = scale * len(rows) ** -0.5

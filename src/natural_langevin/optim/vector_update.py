@@ -21,6 +21,7 @@ from natural_langevin.dynamics.frame import Integrator, LangevinDynamics
 from natural_langevin.dynamics.rates import Rates
 from natural_langevin.execution import graphs
 from natural_langevin.execution.agreement import disagreement
+from natural_langevin.execution.kernels.layer import LayerCall
 from natural_langevin.execution.stepping import overwrite
 from natural_langevin.optim import shards
 from natural_langevin.optim.kernel_step import KernelStep
@@ -259,6 +260,8 @@ class VectorUpdate:
         kernels = self._kernels[num_data]
         if not all(p.is_contiguous() for p in local):  # a loop has put other memory there
             kernels = None
+        if kernels is None and "calls" in own:
+            given = given._replace(moments=self._formed(own))
         if in_place or not graphs.has_graphs(self.vector.device):  # in place: others record it
             self._advance(kernels, local, given, in_place=in_place)
         else:
@@ -299,13 +302,38 @@ class VectorUpdate:
         fixed = pytree.tree_leaves((local, state.mean, state.metric, state.own))
         recorded(advance, leaves, fixed)
 
+    def deferrable(self, num_data: float) -> list[frozenset[str]]:
+        """Parameters, those of a layer together, whose step forms its own statistics: known before
+        the first step, which has the bits of any other."""
+        if graphs.has_graphs(self.vector.device) or not self.vector.length:
+            return []
+        known = self._kernels.get(num_data) or self._kernel_step(self._local(), num_data)
+        if known is None or known.on_trial:
+            return []
+        self._kernels[num_data] = known
+        return known.deferrable
+
+    def _formed(self, moments: Moments) -> Moments:
+        """The same with statistics in place of calls."""
+        calls: dict[str, LayerCall] = moments.pop("calls")
+        bias_of = {w: b for b, ws in self._units.items() for w in ws if b in self.params}
+        for weight, call in calls.items():
+            a, squares = call.a[0], (call.delta[0] * call.scale).square()
+            moments.setdefault("second", {})[weight] = squares.mT @ a.square()
+            if weight in bias_of:
+                moments["second"][bias_of[weight]] = squares.sum(0)
+                moments.setdefault("cross", {})[bias_of[weight]] = {weight: squares.mT @ a}
+        return moments
+
     def _by_kernels(
         self, kernels: KernelStep, params: list[Tensor], state: State, given: _Given
     ) -> None:
         gradient = {k: g[None] for k, g in zip(self.params, given.gradient, strict=True)}
-        found = self._evaluation(gradient, _by_name(given.moments), given.size)
+        calls = given.moments.get("calls", {})
+        means = {field: v for field, v in given.moments.items() if field != "calls"}
+        found = self._evaluation(gradient, _by_name(means), given.size)
         kernels(
-            given.dynamics, state._replace(step=given.step), params, found, given.rates,
+            given.dynamics, state._replace(step=given.step), params, found, calls, given.rates,
             given.num_data, given.keep,
         )  # fmt: skip
 
@@ -399,8 +427,14 @@ class VectorUpdate:
 
 
 def _by_name(moments: Moments) -> Statistics:
-    own: Any = pytree.tree_map(lambda v: v[None], moments)
+    own: Any = {field: _with_chain(values) for field, values in moments.items()}
     return Statistics(**own)
+
+
+def _with_chain(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {name: _with_chain(value) for name, value in tree.items()}
+    return tree[None]
 
 
 def _with_bias_row(metric: Preconditioner) -> set[str]:

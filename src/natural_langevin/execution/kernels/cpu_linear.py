@@ -1,14 +1,15 @@
-"""The update of a layer on the CPU, from products of the BLAS or from a gradient and statistics
-that are given, by one pass of the native library.
+"""The update of a layer on the CPU by one pass of the native library, from a linear layer's inputs
+and output gradients, or from a gradient and statistics that are given.
 
 For networks whose forward and backward passes are torch's. The general path spends its time on
-noise and on passes over memory, with every intermediate written out; ``native/linear.h`` does a
-unit at a time in the cache, by the engine's own update.
+noise and on passes over memory, with every intermediate written out; ``native/linear.h`` does some
+units at a time in the cache, by the engine's own products and update.
 """
 
 from __future__ import annotations
 
 import ctypes
+import operator
 from functools import cache
 from typing import Any
 
@@ -19,6 +20,7 @@ from natural_langevin._internal import threads
 from natural_langevin.execution.kernels.layer import (
     KIND_NUMBER,
     Given,
+    LayerCall,
     LayerInputs,
     LayerState,
     LayerTask,
@@ -37,11 +39,12 @@ class _Layer(ctypes.Structure):
         + [("start", ctypes.c_int64 * 2)]
         + [(n, ctypes.c_int64) for n in ("metric", "adapts", "fresh", "baoab")]
         + [("share", ctypes.c_double)]
-        + [("width", ctypes.c_int64)]
         + [
             (n, ctypes.c_void_p)
             for n in ("gradient", "squares", "products", "bias_gradient", "bias_square")
         ]
+        + [("batch", ctypes.c_int64), ("scale", ctypes.c_double)]
+        + [(n, ctypes.c_void_p) for n in ("a", "delta", "fisher")]
         + [(n, _Pair) for n in ("theta", "mean", "momentum", "second")]
         + [(n, ctypes.c_void_p) for n in ("cross", "prior", "damping", "numbers", "keys")]
     )  # fmt: skip
@@ -59,58 +62,55 @@ def library() -> Any:
     return found
 
 
-def arrange(task: LayerTask, call: DeferredCall, adapts: bool) -> tuple[Tensor, ...]:
-    """a, delta, sum delta; for a Fisher metric that ``adapts`` [a^2, a] (or a^2), delta~^2 and its
-    sum as well."""
+def arrange(task: LayerTask, call: DeferredCall, adapts: bool) -> LayerCall:
+    """The call itself: its sums are formed where they are used."""
     a, delta, fisher = call
-    if task.kind in ("euclidean", "rmsprop") or not adapts:
-        return a.contiguous(), delta.contiguous(), delta.sum(1)
-    squares = (delta if fisher is None else fisher).square()
-    moments = a.square()
-    if task.kind == "quasi-diagonal" and task.has_bias:
-        moments = torch.cat([moments, a], dim=-1)
-    return a.contiguous(), delta.contiguous(), delta.sum(1), moments, squares, squares.sum(1)
+    share = a.shape[-2] ** -0.5
+    own = None if fisher is None or not adapts else fisher.contiguous()
+    return LayerCall(a.contiguous(), delta.contiguous(), own, share, share)
 
 
-def update_(task: LayerTask, state: LayerState, call: Any, inputs: LayerInputs) -> None:
-    """Writes the layer's new state over the old one, for all chains; ``call`` is arranged, or what
-    ``Given`` holds."""
-    chains, outputs = state.weight.shape[:2]
-    width = state.weight[0, 0].numel()
-    sums = call if isinstance(call, Given) else _products(task, state, call)
-    share = 1.0 if sums is call else 1 / call[0].shape[-2]
-    second, cross = sums.second, sums.cross
-    apart = width if second is None else second.stride(1)
-    if state.bias is None and sums is call:  # no units: rows that threads can share
-        outputs, width = _rows(outputs * width)
-        apart = width
-    layer = _Layer(
-        chains, outputs, width, threads.of_engines(), (task.weight_start, task.bias_start),
-        KIND_NUMBER[task.kind], inputs.adapts, inputs.fresh, task.scheme == 2, share, apart,
-        pointer(sums.gradient), _address(second), _address(cross), pointer(sums.bias_gradient),
-        pointer(sums.bias_second), pair(state.weight, state.bias),
-        pair(state.weight_mean, state.bias_mean), pair(state.momentum, state.bias_momentum),
-        pair(state.weight_second, state.bias_second), pointer(state.cross),
-        pointer(task.prior), pointer(task.damping), pointer(inputs.numbers), pointer(inputs.keys),
-    )  # fmt: skip
+def update_(
+    task: LayerTask, state: LayerState, found: Given | LayerCall, inputs: LayerInputs
+) -> None:
+    """Writes the layer's new state over the old one, for all chains."""
+    call = found if isinstance(found, LayerCall) else None
+    sums = found if isinstance(found, Given) else found.given
+    layer = _prepared(task, state, given=call is None)
+    layer.threads = threads.of_engines()
+    layer.adapts, layer.fresh = inputs.adapts, inputs.fresh
+    layer.gradient, layer.bias_gradient = pointer(sums.gradient), pointer(sums.bias_gradient)
+    layer.squares, layer.products = pointer(sums.second), pointer(sums.cross)
+    layer.bias_square = pointer(sums.bias_second)
+    if call is not None:
+        layer.batch, layer.scale, layer.share = call.a.shape[1], call.scale, call.share
+        layer.a, layer.delta = pointer(call.a), pointer(call.delta)
+        layer.fisher = pointer(call.fisher)
+    layer.numbers, layer.keys = pointer(inputs.numbers), pointer(inputs.keys)
     if library().linear_update(ctypes.byref(layer)):
         raise MemoryError("the native library could not allocate its buffers")
 
 
-def _products(task: LayerTask, state: LayerState, call: tuple[Tensor, ...]) -> Given:
-    """The sums over the batch of an arranged call; both statistics lie side by side."""
-    a, delta, bias_gradient, *fisher = call
-    pieces, (chains, outputs, width) = task.scratch, state.weight.shape
-    if "gradient" not in pieces:
-        pieces["gradient"] = torch.empty(chains, outputs, width)
-    if fisher and "statistics" not in pieces:
-        pieces["statistics"] = torch.empty(chains, outputs, fisher[0].shape[-1])
-    torch.bmm(delta.mT, a, out=pieces["gradient"])
-    if not fisher:
-        return Given(pieces["gradient"], None, None, bias_gradient, None)
-    both = torch.bmm(fisher[1].mT, fisher[0], out=pieces["statistics"])
-    cross = both[..., width:] if both.shape[-1] > width else None
-    return Given(pieces["gradient"], both[..., :width], cross, bias_gradient, fisher[2])
+def _prepared(task: LayerTask, state: LayerState, *, given: bool) -> Any:
+    """What stays the same from step to step; sums that are ``given`` are means."""
+    known, place = task.scratch.get(given), state.weight.data_ptr()
+    if known is not None and known[0] == place and all(map(operator.is_, known[1], state)):
+        return known[2]
+    chains, outputs = state.weight.shape[:2]
+    width = state.weight[0, 0].numel()
+    if state.bias is None and given:  # no units: rows that threads can share
+        outputs, width = _rows(outputs * width)
+    layer = _Layer(
+        chains=chains, out=outputs, share=1.0,
+        start=(task.weight_start, task.bias_start), metric=KIND_NUMBER[task.kind],
+        baoab=task.scheme == 2, theta=pair(state.weight, state.bias),
+        mean=pair(state.weight_mean, state.bias_mean),
+        momentum=pair(state.momentum, state.bias_momentum),
+        second=pair(state.weight_second, state.bias_second), cross=pointer(state.cross),
+        prior=pointer(task.prior), damping=pointer(task.damping), **{"in": width},
+    )  # fmt: skip
+    task.scratch[given] = place, state, layer
+    return layer
 
 
 @cache
@@ -123,11 +123,6 @@ def _rows(count: int) -> tuple[int, int]:
 def pair(weight: Tensor | None, bias: Tensor | None) -> Any:
     """Where the numbers of a weight and of its bias lie."""
     return _Pair(pointer(weight), pointer(bias))
-
-
-def _address(statistics: Tensor | None) -> int | None:
-    """Where rows begin that may lie apart; NULL for None."""
-    return None if statistics is None else statistics.data_ptr()
 
 
 def pointer(tensor: Tensor | None) -> int | None:

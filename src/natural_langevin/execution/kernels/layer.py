@@ -49,11 +49,26 @@ class Given(NamedTuple):
     """Gradient and statistics of a weight and its bias that somebody else has formed, contiguous;
     None where there is none."""
 
-    gradient: Tensor
-    second: Tensor | None
-    cross: Tensor | None
-    bias_gradient: Tensor | None
-    bias_second: Tensor | None
+    gradient: Tensor | None = None
+    second: Tensor | None = None
+    cross: Tensor | None = None
+    bias_gradient: Tensor | None = None
+    bias_second: Tensor | None = None
+
+
+class LayerCall(NamedTuple):
+    """Of a linear layer, whose sums over the batch a backend forms: inputs and output gradients,
+    (chain, B, features).
+
+    Statistics are sums of products of ``scale`` delta (of ``scale`` fisher, where that is not
+    None), the gradient is ``share`` times the sum of ``scale`` delta a^T, or the one ``given``."""
+
+    a: Tensor
+    delta: Tensor
+    fisher: Tensor | None
+    scale: float
+    share: float
+    given: Given = Given()
 
 
 class LayerInputs(NamedTuple):
@@ -103,8 +118,8 @@ class LayerTask:
     each: Tensor | None = None
     #: Priors that are no Gaussian, by parameter: their pull is part of a gradient that is given.
     others: dict[str, Prior] = field(default_factory=dict)
-    #: A backend's own buffers, by name.
-    scratch: dict[str, Any] = field(default_factory=dict, compare=False)
+    #: A backend's own.
+    scratch: dict[Any, Any] = field(default_factory=dict, compare=False)
 
     @property
     def has_bias(self) -> bool:
@@ -124,7 +139,7 @@ class LayerTask:
             gradient[weight], second.get(weight), cross.get(bias, {}).get(weight),
             gradient.get(bias), second.get(bias),
         )  # fmt: skip
-        return Given(*(None if p is None else p.contiguous() for p in pieces))  # type: ignore[arg-type]
+        return Given(*(None if p is None else p.contiguous() for p in pieces))
 
     def state(self, state: State) -> LayerState:
         """This layer's buffers in ``state``."""

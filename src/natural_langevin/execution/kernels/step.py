@@ -41,10 +41,10 @@ from natural_langevin.execution.kernels.layer import (
     prior_numbers,
 )
 from natural_langevin.execution.kernels.layer import Kind as LayerKind
-from natural_langevin.execution.stepping import StepData, overwrite, shape_of
+from natural_langevin.execution.stepping import StepData, overwrite
 from natural_langevin.execution.traced import TracedFunction
 from natural_langevin.preconditioners import Damping
-from natural_langevin.statistics import Evaluation, Statistics
+from natural_langevin.statistics import DeferredCall, Evaluation, Statistics
 
 #: Streams over which the updates of layers are spread.
 MOST_STREAMS = 4
@@ -62,7 +62,7 @@ class FusedStep:
     ) -> None:
         """``traces``: replays the passes, where nothing is deferred."""
         self.tasks, self.backend, self._compiles = tasks, backend, compile is not None
-        self._traces = traces
+        self._traces, self._on_host = traces, HostInputs()
         self._compile = compile or (lambda function: function)
         self._deferred = tuple(task.name for task in tasks if not task.given)
         self._apart = {name for task in tasks for name in task.parameters}
@@ -120,33 +120,39 @@ class FusedStep:
         batch, rates, num_data, chain_axis = data.inputs(state, batch, kind)
 
         def passes(inputs: Any) -> tuple[Any, ...]:
-            params, likelihood, step, diverged, batch, (eta, gamma, mu), num_data = inputs
-            here = state._replace(
-                params=params, likelihood=likelihood, step=step, diverged=diverged
-            )
+            params, likelihood, step, batch = inputs
+            here = state._replace(params=params, likelihood=likelihood, step=step)
             found = dynamics.evaluate(
                 here, batch, kind, chain_axis=chain_axis, deferred=self._deferred
             )
-            keep = still_running(here, found.loss)
-            rates = Rates(eta, gamma, mu, kind)
-            numbers = step_numbers(dynamics, rates, num_data, keep)
-            keys = random.stream(dynamics.noise, step).contiguous()
             told = found.loss, found.gradient, vars(found.statistics), found.likelihood
-            return *told, found.deferred, keep, numbers, keys
+            return *told, {
+                n: [t for t in call if t is not None] for n, call in found.deferred.items()
+            }
 
-        inputs = (
-            state.params, state.likelihood, state.step, state.diverged, batch,
-            (rates.step_size, rates.decay, rates.mean), num_data,
-        )  # fmt: skip
+        inputs = state.params, state.likelihood, state.step, batch
         if self._traces is None:
             found = passes(inputs)
         else:
-            found = self._traces((kind.adapts, shape_of(batch)), passes, inputs)
-        loss, gradient, statistics, likelihood, deferred, keep, numbers, keys = found
+            shapes = tuple((t.shape, t.dtype) for t in batch)
+            found = self._traces((kind.adapts, shapes), passes, inputs)
+        loss, gradient, statistics, likelihood, handed = found
+        keep = still_running(state, loss)
+        if self._traces is None:
+            numbers = step_numbers(dynamics, rates, num_data, keep)
+            keys = random.stream(dynamics.noise, state.step).contiguous()
+        else:
+            numbers, keys = self._on_host(dynamics, rates, num_data, keep, int(state.step))
+        deferred = {name: DeferredCall(*call) for name, call in handed.items()}
         size = batch[0].shape[1 if chain_axis else 0]
         evaluation = Evaluation(
             loss, gradient, Statistics(**statistics), likelihood, deferred, size
         )
+        if self._traces is not None and bool(keep.all()):  # kernels move all there is
+            calls = self._calls(evaluation, kind, state, dynamics.weight(num_data))
+            overwrite(state.likelihood, likelihood)
+            state.step.add_(1)
+            return Info(loss, ~keep), calls, numbers, keys
         rest = self._rest(state)
         if rest.params:
             own = {k: g for k, g in evaluation.gradient.items() if k not in self._apart}
@@ -238,6 +244,34 @@ def step_numbers(
     )  # fmt: skip
 
 
+class HostInputs:
+    """``step_numbers`` and noise keys on a CPU, where an operation takes longer than its few
+    numbers: what a step has in common with the one before is kept. The next call writes over it."""
+
+    def __init__(self) -> None:
+        self._known: Any = None
+        self._numbers = torch.empty(0)
+
+    def __call__(
+        self,
+        dynamics: LangevinDynamics,
+        rates: Rates,
+        num_data: float | Tensor,
+        keep: Tensor,
+        step: int,
+    ) -> tuple[Tensor, Tensor]:
+        tau = dynamics.temperature.tolist()
+        known = dynamics, rates.step_size.tolist(), tau, float(num_data), rates.kind.explores
+        if known != self._known:
+            self._known = known
+            self._numbers = step_numbers(dynamics, rates, num_data, keep).contiguous()
+        else:
+            numbers = self._numbers.numpy()
+            numbers[:, 2], numbers[:, 3] = float(rates.decay), float(rates.mean)
+            numbers[:, 5] = keep.numpy()
+        return self._numbers, random.stream_on_host(dynamics.noise, step)
+
+
 def plan(
     dynamics: Dynamics,
     state: State,
@@ -246,11 +280,10 @@ def plan(
     *,
     given: bool = False,
     each: bool = False,
-    deferred: bool = True,
 ) -> list[LayerTask]:
     """The layers of this network that a backend may update; ``batch`` has no chain axis. With
-    ``given``, also parameters whose gradients and statistics are formed elsewhere, without
-    ``deferred`` these alone; with ``each``, weights each of which has a variance of its own.
+    ``given``, also parameters whose gradients and statistics are formed elsewhere; with ``each``,
+    weights each of which has a variance of its own.
 
     The dynamics say whether the kernels compute their update at all, the metric's own class says
     of which kind it is. A layer qualifies when its gradients can be deferred (see
@@ -267,7 +300,7 @@ def plan(
     damping = dynamics.damping(dynamics.prior, num_data)
     model = dynamics.gradients.network.model
     layers = {}
-    for name in dynamics.gradients.deferrable(state.params, batch[0]) if deferred else ():
+    for name in dynamics.gradients.deferrable(state.params, batch[0]):
         weight, bias = parameter_names(name)
         names = (weight, bias)[: 1 + (model.get_submodule(name).bias is not None)]
         layers[name] = layer_task(dynamics, name, names, kind, trainable, damping, each=each)

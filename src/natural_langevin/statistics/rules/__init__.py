@@ -17,6 +17,7 @@ from natural_langevin.statistics.rules.base import (
     Scatter,
     Stacked,
     Sum,
+    own_parameter_gradients,
     own_units,
     positions,
     row_units,
@@ -38,7 +39,6 @@ from natural_langevin.statistics.rules.normalisation import (
     rms_norm_gradients,
     running_norm_gradients,
 )
-from natural_langevin.statistics.rules.own_parameter import own_parameter_gradients
 from natural_langevin.statistics.rules.recurrent import (
     GRU,
     LSTM,

@@ -282,6 +282,12 @@ def positions(value: Tensor) -> Tensor:
     return value.reshape(value.shape[0], -1, value.shape[-1])
 
 
+def own_parameter_gradients(module: nn.Module, call: Call) -> dict[str, SampleGradient]:
+    """A likelihood's own parameter, the last column of the outputs: G_n[u] = sum_t delta_nt[-1]."""
+    (name,) = dict(module.named_parameters(recurse=False))
+    return {name: Sum(positions(call.delta[..., -1:]))}
+
+
 def _add_rows(index: Tensor, values: Tensor, rows: int) -> Tensor:
     """(B, T) indices and (B, T, ...) values -> (rows, ...), equal indices added up.
 

@@ -22,8 +22,10 @@ import tempfile
 import time
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from natural_langevin._internal import atomic
 from natural_langevin._internal.cache_root import cache_root
@@ -203,3 +205,31 @@ def _load(path: Path, dtype: torch.dtype) -> ctypes.CDLL:
     if sizes != [ctypes.sizeof(Run), ctypes.sizeof(Layer), dtype.itemsize]:
         raise OSError(f"{path.name} belongs to another version")
     return found
+
+
+#: Numbers that the library writes beyond those asked for, at most.
+_SURPLUS = 512
+
+
+@cache
+def _draw() -> Any:
+    """The library's function, or None where there is no library."""
+    found = library(torch.float32)
+    if found is None:
+        return None
+    found.key_normals.argtypes = [ctypes.c_int64] * 4 + [ctypes.c_void_p] * 2
+    found.key_normals.restype = None
+    return found.key_normals
+
+
+def native_normal(key: Tensor, count: int, start: int) -> Tensor | None:
+    """The normals of ``random.normal`` by the library, a tenth of the time of plain operations:
+    draws ``start`` to ``start + count`` of every key (..., 2), float32, (..., count); None where
+    there is none."""
+    draw = _draw()
+    if draw is None:
+        return None
+    room, out = torch.empty(count + _SURPLUS), torch.empty(*key.shape[:-1], count)
+    for words, row in zip(key.reshape(-1, 2).tolist(), out.view(-1, count), strict=True):
+        draw(*words, start, count, room.data_ptr(), row.data_ptr())
+    return out

@@ -9,12 +9,10 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#include "flush.h"
 #include "forward.h"
 #include "layer.h"
 #include "likelihood.h"
 #include "linear.h"
-#include "minibatch.h"
 #include "unit.h"
 
 // A chain whose step takes fewer multiplications than this goes by one thread: a team's members wait
@@ -81,10 +79,6 @@ static void *carve(Arena *arena, int64_t count, int64_t size) {
 
 #define CARVE(ARENA, TYPE, COUNT) ((TYPE *)carve(ARENA, COUNT, sizeof(TYPE)))
 
-INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-INLINE int64_t padded(int64_t in) { return (in + OUTER_WIDTH - 1) / OUTER_WIDTH * OUTER_WIDTH; }
-// Units that are updated together: their sums should stay in the second-level cache.
-INLINE int64_t chunk_of(int64_t in) { return most(8, least(64, 24576 / in)); }
 INLINE int trained(const Layer *l) { return l->trainable[WEIGHT] || l->trainable[BIAS]; }
 
 // Numbers from one row of a batch's matrix to the next: odd cache lines, so that rows do not compete.
@@ -159,8 +153,8 @@ static void carve_scratch(Arena *arena, Scratch *s, const Run *run, const Layer 
     s->bias_noise = CARVE(arena, float, units + 512);
     s->active = CARVE(arena, Active, units);
     for (int64_t u = 0; u < units; ++u) {
-        int32_t *const sample = CARVE(arena, int32_t, run->batch);
-        real *const delta = CARVE(arena, real, run->batch);
+        int32_t *const sample = CARVE(arena, int32_t, run->batch + 1);
+        real *const delta = CARVE(arena, real, run->batch + 1);
         if (arena->base) s->active[u] = (Active){0, sample, delta};
     }
 }
@@ -241,7 +235,7 @@ static void keep_inputs(Team *t, int64_t k, int moments, int64_t from, int64_t t
     Pass *p = t->passes + k;
     if (!l->trainable[WEIGHT]) return;
     if (p->blocks)
-        as_blocks(p->a, l->in, t->stride, from, least(to, t->run->batch), t->run->batch, p->blocks);
+        as_blocks(p->a, l->in, t->stride, 1, from, least(to, t->run->batch), t->run->batch, p->blocks);
     else if (moments && p->aa)
         squares_of(p->a, p->aa, l->in, t->stride, from, to);
 }
@@ -369,35 +363,7 @@ static Tensor tensor_of(const Team *t, int64_t k, int tensor) {
     };
 }
 
-// The samples at which each of some units has a gradient.
-static void list_active(const real *d, int64_t stride, int64_t units, int64_t batch, Active *active) {
-    for (int64_t u = 0; u < units; ++u, d += stride, ++active) {
-        int64_t count = 0;
-        for (int64_t n = 0; n < batch; ++n) {
-            active->sample[count] = (int32_t)n;
-            active->delta[count] = d[n];
-            count += d[n] != 0;
-        }
-        active->count = count;
-    }
-}
-
-// The sums over the batch of `units` units, whose active samples are listed, of a wide layer.
-static void wide_sums(const Team *t, int64_t k, int64_t units, int need, Scratch *s) {
-    const int64_t in = t->layers[k].in, batch = t->run->batch, width = padded(in);
-    for (int64_t i = 0; i < in; i += OUTER_WIDTH) {
-        const int64_t apart = block_row(in - i);
-        const real *const block = t->passes[k].blocks + block_at(i, batch);
-        const int64_t vectors = (least(OUTER_WIDTH, in - i) + LANES - 1) / LANES;
-        for (int64_t u = 0; u < units; ++u) {
-            const int64_t at = u * width + i;
-            const Sums sums = {s->sums[0] + at, s->sums[1] + at, s->sums[2] + at, width};
-            outer_product(vectors, need, s->active[u], block, apart, sums);
-        }
-    }
-}
-
-// The same for any layer, from `unit` on.
+// The sums over the batch of `units` units of a layer, from `unit` on.
 static void sums_of(const Team *t, int64_t k, int64_t unit, int64_t units, int need, Scratch *s) {
     const Layer *l = t->layers + k;
     const Pass *p = t->passes + k;
@@ -419,12 +385,12 @@ static void sums_of(const Team *t, int64_t k, int64_t unit, int64_t units, int n
         return;
     }
     if (p->f && need >= SECOND) {  // moments of drawn labels, then the gradient of the data's own
-        list_active(p->f + at, t->stride, units, batch, s->active);
-        wide_sums(t, k, units, need, s);
+        list_active(p->f + at, t->stride, 1, units, batch, 1, s->active);
+        outer_products(units, l->in, batch, need, s->active, p->blocks, sums);
         need = GRADIENT;
     }
-    list_active(p->d + at, t->stride, units, batch, s->active);
-    wide_sums(t, k, units, need, s);
+    list_active(p->d + at, t->stride, 1, units, batch, 1, s->active);
+    outer_products(units, l->in, batch, need, s->active, p->blocks, sums);
 }
 
 // The sums over the batch of a unit's bias: the gradient's, and (`second` not NULL) the square's.
@@ -501,6 +467,7 @@ static Rates rates_of(const Team *t, int64_t s) {
         .gamma = gamma,
         .mu = run->mean_rate ? run->mean_rate[row] : 0,
         .share = 1 / (real)run->batch,
+        .moments = 1 / (real)run->batch,
         .per_data = 1 / run->num_data[chain],
         .keep = keep,
         .baoab = (int)run->baoab,
@@ -655,7 +622,7 @@ void draw_normals(int64_t origin, int64_t step, int64_t first, int64_t count, fl
     memcpy(out, normals(room, (uint32_t)first, count, stream_key(origin, step)), count * sizeof(float));
 }
 
-// The normals of a stream by its key, for general steps (see draws.py).
+// The normals of a stream by its key, for general steps (see build.py).
 void key_normals(int64_t first_word, int64_t second_word, int64_t first, int64_t count, float *room, float *out) {
     const Key key = {(uint32_t)first_word, (uint32_t)second_word};
     memcpy(out, normals(room, (uint32_t)first, count, key), count * sizeof(float));

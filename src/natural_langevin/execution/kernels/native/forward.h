@@ -6,9 +6,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "flush.h"
 #include "layer.h"
-#include "minibatch.h"
+#include "noise.h"
 
 // Samples that go through a network together.
 #define SPAN (4 * FORWARD_VECTORS * LANES)

@@ -7,7 +7,6 @@
 #include "products.h"
 #ifdef PLACES
 #include "convolution.h"
-#include "pool.h"
 #else  // nobody asks
 #define convolve(...)
 #define convolve_back(...)

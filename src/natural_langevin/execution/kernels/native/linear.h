@@ -1,5 +1,6 @@
-// The update of the units of one weight from sums that others have formed: for networks whose passes
-// the engine does not know, but whose updates it does. One unit at a time, as in the engine.
+// The update of the units of one weight, for networks whose passes the engine does not know, but
+// whose updates it does: from a gradient and statistics that others have formed, or from a layer's
+// inputs and output gradients, whose sums never leave the cache. Some units at a time, as in the engine.
 
 #ifndef NATURAL_LANGEVIN_LINEAR_H
 #define NATURAL_LANGEVIN_LINEAR_H
@@ -7,7 +8,6 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "flush.h"
 #include "noise.h"
 #include "update.h"
 
@@ -16,11 +16,14 @@ typedef struct {
     int64_t chains, out, in, threads;
     int64_t start[2];                         // of weight and bias in the noise stream
     int64_t metric, adapts, fresh, baoab;
-    double share;                             // 1 / B; 1 where sums are means already
-    int64_t width;                            // from one unit's row of statistics to the next
+    double share;                             // of the gradient's sums; 1 where they are means already
     const real *gradient;                     // (chain, out, in)
-    const real *squares, *products;           // the rows of both statistics; NULL: there are none
+    const real *squares, *products;           // (chain, out, in); NULL: there are none
     const real *bias_gradient, *bias_square;  // (chain, out)
+    // The layer's call, NULL: all sums are given. A gradient that is given is not formed.
+    int64_t batch;
+    double scale;                    // delta times this: means of products are then their sums
+    const real *a, *delta, *fisher;  // (chain, batch, in or out); fisher: of statistics, NULL: delta
     real *theta[2], *mean[2], *momentum[2], *second[2], *cross;  // NULL where there is none
     const real *prior;    // (chain, 4): 1 / (beta variance) and mean, of weight and bias
     const real *damping;  // (chain, 2)
@@ -30,7 +33,8 @@ typedef struct {
 
 typedef struct {
     const LinearUpdate *update;
-    int64_t from, to;  // units, counted through all chains
+    const real *blocks;  // of `a`, chain after chain
+    int64_t from, to;    // units, counted through all chains
     int failed;
     pthread_t thread;
 } LinearPart;
@@ -44,60 +48,116 @@ static Tensor linear_tensor(const LinearUpdate *l, int which, int64_t chain, int
     return found;
 }
 
-// `z`, `z_bias`: the unit's normals.
-static void linear_unit(const LinearUpdate *l, int64_t chain, int64_t unit, const float *z,
-                        const float *z_bias, real *v, real *d, real *n) {
+// One thread's own memory; what follows the normals is for sums that are formed here.
+typedef struct {
+    int64_t together;  // units
+    float *normals;
+    real *v, *d, *n;   // (in)
+    real *sums[3];     // (together, padded(in)): gradient, second, cross
+    real *bias[2];     // (together): the bias's gradient and second
+    Active *active;
+} LinearRoom;
+
+static int linear_forms(const LinearUpdate *l) { return l->a && (l->adapts || !l->gradient); }
+
+static char *linear_room(const LinearUpdate *l, LinearRoom *r) {
+    const int forms = linear_forms(l);
+    r->together = chunk_of(l->in);
+    const int64_t k = r->together, sums = forms ? k * padded(l->in) : 0, some = forms ? k : 0;
+    const int64_t active = forms ? l->batch + 1 : 0, normals = k * l->in + k + 2 * 544;
+    char *const base = malloc(normals * sizeof(float) + (3 * l->in + 3 * sums + 2 * some) * sizeof(real) +
+                              some * (sizeof(Active) + active * (sizeof(real) + sizeof(int32_t))) + 64);
+    if (!base) return 0;
+    char *at = base;
+    r->active = (Active *)at, at += some * sizeof(Active);
+    real *numbers = (real *)at;
+    r->v = numbers, r->d = r->v + l->in, r->n = r->d + l->in, numbers += 3 * l->in;
+    for (int j = 0; j < 3; ++j, numbers += sums) r->sums[j] = numbers;
+    for (int j = 0; j < 2; ++j, numbers += some) r->bias[j] = numbers;
+    for (int64_t u = 0; u < some; ++u, numbers += active) r->active[u].delta = numbers;
+    r->normals = (float *)numbers;
+    int32_t *samples = (int32_t *)(r->normals + normals);
+    for (int64_t u = 0; u < some; ++u, samples += active) r->active[u].sample = samples;
+    return base;
+}
+
+// The sums of `units` units from a layer's call.
+static void linear_sums(const LinearUpdate *l, const real *blocks, int64_t chain, int64_t unit,
+                        int64_t units, LinearRoom *r) {
+    const int moments = l->adapts && l->metric >= DIAGONAL, apart = moments && l->fisher;
+    const Sums sums = {r->sums[0], r->sums[1], r->sums[2], padded(l->in)};
+    for (int drawn = apart; drawn >= 0; --drawn) {  // the statistics' own gradients, then the data's
+        const int need = drawn || (moments && !apart && l->gradient)    ? MOMENTS
+                         : apart || !moments                            ? GRADIENT
+                         : l->cross                                     ? SECOND_AND_CROSS
+                                                                        : SECOND;
+        if (need == GRADIENT && l->gradient) continue;
+        list_active((drawn ? l->fisher : l->delta) + chain * l->batch * l->out + unit, 1, l->out, units,
+                    l->batch, (real)l->scale, r->active);
+        outer_products(units, l->in, l->batch, need, r->active, blocks, sums);
+        for (int64_t u = 0; u < units; ++u) {
+            real sum = 0, squares = 0;
+            for (int64_t n = 0; n < r->active[u].count; ++n) {
+                const real delta = r->active[u].delta[n];
+                sum += delta, squares += delta * delta;
+            }
+            if (need != MOMENTS) r->bias[0][u] = sum;
+            if (need != GRADIENT) r->bias[1][u] = squares;
+        }
+    }
+}
+
+// Unit number `u` of those from `first` on; `z`, `z_bias`: its normals.
+static void linear_unit(const LinearUpdate *l, int64_t chain, int64_t first, int64_t u, const float *z,
+                        const float *z_bias, const LinearRoom *r) {
     const real *number = l->numbers + 7 * chain;
-    const Rates rates = {number[0], number[1], number[2], number[3], (real)l->share, number[4],
+    const Rates rates = {number[0], number[1], number[2], number[3], (real)l->share, 1, number[4],
                          number[6], (int)l->baoab, l->metric,
                          !l->adapts ? STANDING : l->fresh ? NEW : OLD};
-    const int64_t row = chain * l->out + unit;
-    const Sums sums = {(real *)l->gradient + row * l->in,
-                       offset((real *)l->squares, row * l->width),
-                       offset((real *)l->products, row * l->width), l->width};
+    const int64_t unit = first + u, row = chain * l->out + unit, own = u * padded(l->in);
+    const int formed = l->a && l->adapts;
+    const Sums sums = {l->gradient ? (real *)l->gradient + row * l->in : r->sums[0] + own,
+                       formed ? r->sums[1] + own : offset((real *)l->squares, row * l->in),
+                       formed ? r->sums[2] + own : offset((real *)l->products, row * l->in), l->in};
     const Tensor weight = linear_tensor(l, WEIGHT, chain, l->out * l->in);
     if (!l->theta[BIAS]) {
-        update_unit(&rates, unit, l->in, &weight, 0, 0, &sums, 0, z, 0, v, d, n);
+        update_unit(&rates, unit, l->in, &weight, 0, 0, &sums, 0, z, 0, r->v, r->d, r->n);
         return;
     }
     const Tensor bias = linear_tensor(l, BIAS, chain, l->out);
-    real *const square = l->bias_square ? (real *)l->bias_square + row : 0;
-    const Sums of_bias = {(real *)l->bias_gradient + row, square, 0, 1};
+    real *const square = formed ? r->bias[1] + u : offset((real *)l->bias_square, row);
+    const Sums of_bias = {l->gradient ? (real *)l->bias_gradient + row : r->bias[0] + u, square, 0, 1};
     update_unit(&rates, unit, l->in, &weight, &bias, offset(l->cross, chain * l->out * l->in), &sums,
-                &of_bias, z, z_bias, v, d, n);
+                &of_bias, z, z_bias, r->v, r->d, r->n);
 }
-
-// Normals come in blocks of 32: units with few weights have theirs made together.
-#define LINEAR_TOGETHER 512
 
 static void *linear_part(void *argument) {
     LinearPart *const part = argument;
     const LinearUpdate *const l = part->update;
-    const int64_t together = l->in < LINEAR_TOGETHER ? LINEAR_TOGETHER / l->in : 1;
-    float *const room = malloc((together * l->in + together + 2 * 544) * sizeof(float));
-    real *const work = malloc(3 * l->in * sizeof(real));
-    part->failed = !room || !work;
+    LinearRoom r;
+    char *const room = linear_room(l, &r);
+    part->failed = !room;
     const uint64_t mode = flush_small();
     int64_t k = part->from;
     while (k < part->to && !part->failed) {
         const int64_t chain = k / l->out, unit = k % l->out;
-        const int64_t count = least(together, least(part->to - k, l->out - unit));
+        const int64_t count = least(r.together, least(part->to - k, l->out - unit));
         k += count;
         if (l->numbers[7 * chain + 5] <= 0) continue;  // a stopped chain stands still
         const Key key = {(uint32_t)l->keys[2 * chain], (uint32_t)l->keys[2 * chain + 1]};
         const float *const z =
-            normals(room, (uint32_t)(l->start[WEIGHT] + unit * l->in), count * l->in, key);
+            normals(r.normals, (uint32_t)(l->start[WEIGHT] + unit * l->in), count * l->in, key);
         const float *const z_bias =
-            l->theta[BIAS] ? normals(room + together * l->in + 544,
+            l->theta[BIAS] ? normals(r.normals + r.together * l->in + 544,
                                      (uint32_t)(l->start[BIAS] + unit), count, key)
                            : 0;
-        for (int64_t i = 0; i < count; ++i)
-            linear_unit(l, chain, unit + i, z + i * l->in, z_bias + (z_bias ? i : 0), work,
-                        work + l->in, work + 2 * l->in);
+        if (linear_forms(l))
+            linear_sums(l, part->blocks + chain * block_at(padded(l->in), l->batch), chain, unit, count, &r);
+        for (int64_t u = 0; u < count; ++u)
+            linear_unit(l, chain, unit, u, z + u * l->in, z_bias + (z_bias ? u : 0), &r);
     }
     set_rounding_mode(mode);
     free(room);
-    free(work);
     return 0;
 }
 
@@ -106,12 +166,16 @@ static void *linear_part(void *argument) {
 
 // Writes the layer's new state over the old one; 0, or 1 where there was no memory.
 int64_t linear_update(const LinearUpdate *l) {
-    const int64_t units = l->chains * l->out;
+    const int64_t units = l->chains * l->out, size = block_at(padded(l->in), l->batch);
+    real *const blocks = linear_forms(l) ? aligned_alloc(64, (l->chains * size * sizeof(real) + 63) / 64 * 64) : 0;
+    if (linear_forms(l) && !blocks) return 1;
+    for (int64_t c = 0; c < l->chains && blocks; ++c)
+        as_blocks(l->a + c * l->batch * l->in, l->in, 1, l->in, 0, l->batch, l->batch, blocks + c * size);
     int64_t count = least(l->threads, units * l->in / LINEAR_SHARE);
     count = count < 1 ? 1 : count;
     LinearPart parts[count];
     for (int64_t k = 0; k < count; ++k)
-        parts[k] = (LinearPart){l, k * units / count, (k + 1) * units / count, 0, 0};
+        parts[k] = (LinearPart){l, blocks, k * units / count, (k + 1) * units / count, 0, 0};
     int64_t started = 1, failed = 0;
     while (started < count &&
            !pthread_create(&parts[started].thread, 0, linear_part, parts + started))
@@ -120,6 +184,7 @@ int64_t linear_update(const LinearUpdate *l) {
     linear_part(parts);
     for (int64_t k = 1; k < started; ++k) pthread_join(parts[k].thread, 0);
     for (int64_t k = 0; k < count; ++k) failed |= parts[k].failed;
+    free(blocks);
     return failed;
 }
 

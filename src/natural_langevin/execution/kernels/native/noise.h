@@ -58,4 +58,36 @@ static const float *normals(float *out, uint32_t first, int64_t count, Key key) 
     return out + skip;
 }
 
+// Positions 0 ... count sorted by random 32-bit words, ties in their order: order[r] is the row that
+// comes r-th. `pairs` has room for 2 count. Radix sort by the words' first bits, since words are
+// uniform; the few that agree in these are put right as neighbours.
+static void permutation(uint64_t *pairs, int64_t count, Key key, int32_t *order) {
+    const int bits = count < 4096 ? 8 : 11;
+    uint64_t *from = pairs, *to = pairs + count;
+    for (int64_t i = 0; i < count; ++i)  // the reference sorts signed words
+        from[i] = (uint64_t)(random_bits((uint32_t)i, key) ^ 0x80000000u) << 32 | (uint32_t)i;
+    for (int shift = 32 - 2 * bits; shift < 32; shift += bits) {
+        int64_t place[1 << 11];
+        const uint64_t mask = ((uint64_t)1 << bits) - 1;
+        memset(place, 0, sizeof(int64_t) << bits);
+        for (int64_t i = 0; i < count; ++i) ++place[from[i] >> (32 + shift) & mask];
+        int64_t before = 0;
+        for (uint64_t d = 0; d <= mask; ++d) {
+            const int64_t here = place[d];
+            place[d] = before;
+            before += here;
+        }
+        for (int64_t i = 0; i < count; ++i) to[place[from[i] >> (32 + shift) & mask]++] = from[i];
+        uint64_t *const other = from;
+        from = to, to = other;
+    }
+    for (int64_t i = 1; i < count; ++i) {
+        const uint64_t here = from[i];
+        int64_t k = i;
+        for (; k > 0 && from[k - 1] > here; --k) from[k] = from[k - 1];
+        from[k] = here;
+    }
+    for (int64_t i = 0; i < count; ++i) order[i] = (int32_t)(from[i] & 0xFFFFFFFFu);
+}
+
 #endif

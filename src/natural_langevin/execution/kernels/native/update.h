@@ -12,7 +12,8 @@
 typedef struct {
     real eta, noise;   // eta, sqrt(2 h eta T / N), h the integrator's share of noise
     real gamma, mu;
-    real share;        // 1 / B
+    real share;        // 1 / B, of the gradient's sum ...
+    real moments;      // ... and of those of the statistics
     real per_data;     // 1 / (beta N)
     real keep;         // 1 - friction: of the momentum
     int baoab;         // positions move by half a step before and after the noise
@@ -75,7 +76,8 @@ static void add_prior(int64_t kind, const real *number, const real *restrict eac
 INLINE void diagonal_move(int rmsprop, int use, const Rates *r, real damping,
                           const real *restrict batch, real *restrict j, const real *restrict v,
                           const float *restrict z, real *restrict d, real *restrict n, int64_t count) {
-    const real gamma = r->gamma, share = r->share, eta = r->eta, noise = r->noise;
+    const real gamma = r->gamma, eta = r->eta, noise = r->noise;
+    const real share = rmsprop ? r->share : r->moments;
     for (int64_t i = 0; i < count; ++i) {
         real used = j[i];
         if (use != STANDING) {
@@ -91,15 +93,15 @@ INLINE void diagonal_move(int rmsprop, int use, const Rates *r, real damping,
     }
 }
 
-// The weights of a unit with bias; adds to d_bias and n_bias what they give the bias.
+// The weights of a unit with bias; adds to d_bias and n_bias what they give the bias. In three
+// stages, as normals are made: one chain of operations over all of it waits for itself.
 INLINE void quasi_move(int use, const Rates *r, real damping, real corner, real v_bias,
                        const real *restrict batch_second, const real *restrict batch_cross,
                        real *restrict second, real *restrict cross, const real *restrict v,
                        const float *restrict z, real *restrict d, real *restrict n,
                        real *d_bias, real *n_bias, int64_t count) {
-    const real gamma = r->gamma, share = r->share, eta = r->eta, noise = r->noise;
+    const real gamma = r->gamma, share = r->moments, eta = r->eta, noise = r->noise;
     real row_sum = 0, row_noise = 0;
-#pragma omp simd reduction(+ : row_sum, row_noise)
     for (int64_t i = 0; i < count; ++i) {
         real j = second[i], c = cross[i];
         if (use != STANDING) {
@@ -110,8 +112,13 @@ INLINE void quasi_move(int use, const Rates *r, real damping, real corner, real 
         }
         const real scaled = corner * c;
         const real schur = j - scaled * scaled;
-        const real diagonal = rsqrt_((schur < 0 ? 0 : schur) + damping);
-        const real row = -corner * diagonal * scaled;
+        d[i] = (schur < 0 ? 0 : schur) + damping;
+        n[i] = -corner * scaled;
+    }
+    for (int64_t i = 0; i < count; ++i) d[i] = rsqrt_(d[i]);
+#pragma omp simd reduction(+ : row_sum, row_noise)
+    for (int64_t i = 0; i < count; ++i) {
+        const real diagonal = d[i], row = n[i] * diagonal;
         const real fresh = noise * (real)z[i];
         const real change = fresh - eta * (row * v_bias + diagonal * v[i]);
         d[i] = diagonal * change;

@@ -87,10 +87,9 @@ def step_in_place(
 
 def overwrite(old: Any, new: Any) -> None:
     """Copies a new tree of tensors over the old one, but for those that are the same object."""
-    if old is new:
-        return
     if isinstance(old, Tensor):
-        old.copy_(new)
+        if old is not new:
+            old.copy_(new)
     elif isinstance(old, dict):
         for name, value in old.items():
             overwrite(value, new[name])

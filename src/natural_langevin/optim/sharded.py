@@ -30,7 +30,7 @@ from natural_langevin.statistics.moments import (
     merge,
 )
 from natural_langevin.statistics.plan import Plan, make_plan
-from natural_langevin.statistics.statistics import Recorded, layer_gradients
+from natural_langevin.statistics.statistics import Recorded, layer_gradients, ruled_layers
 
 
 class ShardedFisher(Fisher):
@@ -84,7 +84,8 @@ class ShardedFisher(Fisher):
         recorded = Recorded(params, inputs, deltas, rows, rows, self._loss, scale)
         result: Moments = {}
         groups, shapes = self.groups(params), {k: p.shape for k, p in params.items()}
-        for gradients in layer_gradients(self.network_copy, plan, recorded):
+        for layers in ruled_layers(self.network_copy, plan):
+            gradients = layer_gradients(self.network_copy, plan, recorded, layers)
             found = layer_moments(
                 gradients, groups, shapes, samples=len(rows),
                 sharing=self.gradients.sharing, numbers=chunk_numbers(rows.device), divisor=1,

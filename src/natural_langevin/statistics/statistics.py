@@ -56,14 +56,15 @@ def layer_statistics(
     params, size = recorded.params, len(recorded.x)
     shapes = {k: p.shape for k, p in params.items()}
     result: Moments = {}
-    used = set(plan.whole)
-    for gradients in layer_gradients(network, plan, recorded):
+    used = [*plan.whole]
+    for layers in ruled_layers(network, plan):
+        gradients = layer_gradients(network, plan, recorded, layers)
         found = layer_moments(
             gradients, groups, shapes, samples=size, sharing=sharing, numbers=numbers, basis=basis,
             divisor=divisor,
         )  # fmt: skip
         merge(result, found)
-        used |= gradients.keys()
+        used += gradients
 
     def add(source: tuple[samples.Dense, int], names: Collection[str]) -> None:
         own = [g for g in groups if g.name in names]
@@ -79,9 +80,10 @@ def layer_statistics(
         add(source, set(network.owned[name].values()) - plan.whole)
     if plan.whole:
         add(samples.whole(recorded.loss, params, plan.whole, recorded.x, recorded.y), plan.whole)
-    used.update(*(network.owned[n].values() for n in plan.replayed))
+    for name in plan.replayed:
+        used += network.owned[name].values()
     # A layer that the forward pass never calls has no gradient, hence zeros.
-    unused = [g for g in groups if not used & set(g.names)]
+    unused = [g for g in groups if not any(name in used for name in g.names)]
     if unused:
         nothing = {k: params[k].new_zeros(1, *params[k].shape) for g in unused for k in g.names}
         merge(result, dense_moments(lambda part: nothing, unused, samples=1, chunk=1, basis=basis))
@@ -89,33 +91,32 @@ def layer_statistics(
 
 
 def layer_gradients(
-    network: Network, plan: Plan, recorded: Recorded
-) -> Iterator[dict[str, list[SampleGradient]]]:
-    """By full name, what the rules make of every call, one layer after the other; layers that share
-    a parameter go together, which collects the gradients of them all."""
-    for layers in _sharing(network.owned, plan.ruled):
-        gradients: dict[str, list[SampleGradient]] = {}
-        for name in layers:
-            module, rule = network.model.get_submodule(name), network.rules[name]
-            for call, repeat in _calls(network, plan, name, recorded):
-                found = rule.gradients(module, call)
-                for own, full in network.owned[name].items():
-                    if full not in plan.whole:
-                        gradients.setdefault(full, []).append(found[own].folded(repeat))
-        yield gradients
-
-
-def _sharing(owned: dict[str, dict[str, str]], layers: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Layers that share a parameter go together."""
-    groups: list[tuple[set[str], list[str]]] = []
+    network: Network, plan: Plan, recorded: Recorded, layers: Sequence[str]
+) -> dict[str, list[SampleGradient]]:
+    """By full name, what the rules make of every call of these layers. A parameter that they share
+    collects the gradients of them all."""
+    gradients: dict[str, list[SampleGradient]] = {}
     for name in layers:
-        names, members = set(owned[name].values()), [name]
-        for other in [g for g in groups if g[0] & names]:
-            groups.remove(other)
-            names |= other[0]
-            members = other[1] + members
-        groups.append((names, members))
-    return [tuple(members) for _, members in groups]
+        module, rule = network.model.get_submodule(name), network.rules[name]
+        for call, repeat in _calls(network, plan, name, recorded):
+            found = rule.gradients(module, call)
+            for own, full in network.owned[name].items():
+                if full not in plan.whole:
+                    gradients.setdefault(full, []).append(found[own].folded(repeat))
+    return gradients
+
+
+def ruled_layers(network: Network, plan: Plan) -> list[list[str]]:
+    """The layers that have rules; those that share a parameter go together."""
+    groups: list[list[str]] = []
+    for name in plan.ruled:
+        own = [*network.owned[name].values()]
+        shared = [
+            g for g in groups if [p for n in g for p in network.owned[n].values() if p in own]
+        ]
+        groups = [g for g in groups if g not in shared]
+        groups.append([n for g in shared for n in g] + [name])
+    return groups
 
 
 def _calls(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from natural_langevin import Langevin, dynamics, likelihoods, preconditioners
 from natural_langevin.dynamics import State
 from natural_langevin.execution import traced
+from natural_langevin.execution.stepping import overwrite
 
 
 class Residual(nn.Module):
@@ -93,3 +95,16 @@ def test_a_step_that_reads_the_normals_of_others_is_not_traced(monkeypatch: Any)
     assert count == 0
     for k, p in expected.params.items():
         assert torch.equal(found.params[k], p)
+
+
+def test_states_are_written_over_whatever_else_they_hold() -> None:
+    """By a dynamics of one's own: other kinds of trees, and leaves that are no tensors."""
+    old = {"x": torch.zeros(2), "none": None, "count": 3, "more": (deque([torch.zeros(1)]),)}
+    new = {"x": torch.ones(2), "none": None, "count": 3, "more": (deque([torch.ones(1)]),)}
+    tensor = old["x"]
+    overwrite(old, new)
+    assert tensor is old["x"]
+    assert torch.equal(tensor, torch.ones(2))
+    assert torch.equal(old["more"][0][0], torch.ones(1))
+    with pytest.raises(AttributeError):
+        overwrite({"count": 3}, {"count": 4})  # would be lost

@@ -31,7 +31,7 @@ from natural_langevin import (
     preconditioners,
     priors,
 )
-from natural_langevin._internal.figures import new_figure
+from natural_langevin._internal.extras import new_figure
 from natural_langevin.cli.experiments.origin import origin
 from natural_langevin.diagnostics.function_space import mixing
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lab.beyond.deskew import deskewed, square_side
 from lab.beyond.noisy import with_noise
 from natural_langevin._internal.chains import Params
-from natural_langevin.cli.experiments.table1.ensemble import Scorer
+from natural_langevin.cli.experiments.table1.training import Scorer
 from natural_langevin.data.streams import Subsets
 from natural_langevin.priors import blur_pixels
 

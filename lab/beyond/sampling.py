@@ -21,7 +21,7 @@ from lab.beyond.running import Ran, advance
 from lab.beyond.virial import Virial
 from natural_langevin import likelihoods, models, preconditioners, priors, schedules
 from natural_langevin._internal.processes import SingleProcess
-from natural_langevin.cli.experiments.table1.ensemble import Ensemble
+from natural_langevin.cli.experiments.table1.training import Ensemble
 from natural_langevin.data import Dataset
 from natural_langevin.dynamics import Integrator
 from natural_langevin.langevin import Langevin

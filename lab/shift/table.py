@@ -8,7 +8,7 @@ from typing import Any
 
 from lab.pages import markdown, with_part
 from lab.shift.corruptions import STRENGTHS
-from natural_langevin._internal.figures import new_figure
+from natural_langevin._internal.extras import new_figure
 
 
 def columns(results: Mapping[str, Any]) -> list[str]:

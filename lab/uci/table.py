@@ -10,7 +10,7 @@ from typing import Any
 
 from lab.pages import markdown, with_part
 from lab.uci.data import TABLES
-from natural_langevin._internal.figures import new_figure
+from natural_langevin._internal.extras import new_figure
 
 #: Test log-likelihoods (means over splits) as their papers give them: Lakshminarayanan et al. 2017,
 #: and Mukhoti et al. 2018 for dropout with tuned settings.

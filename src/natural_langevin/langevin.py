@@ -45,13 +45,13 @@ from natural_langevin.run.problem import (
     validation,
     work,
 )
-from natural_langevin.run.problem.footprint import check_step_memory
+from natural_langevin.run.problem.data_checks import refuse_autocast
 from natural_langevin.run.problem.frozen_front import without_front
 from natural_langevin.run.problem.motion import Motion
-from natural_langevin.run.problem.pitfalls import refuse_autocast
 from natural_langevin.run.problem.problem import ChainSet, Problem
 from natural_langevin.run.problem.step_size_checks import StepSize, known_step_size
 from natural_langevin.run.problem.validation import data_in_one
+from natural_langevin.run.problem.work import check_step_memory
 from natural_langevin.run.run import Options, run
 from natural_langevin.run.setup import local_folders, resumed_config
 from natural_langevin.run.time_limit import TimeLimit

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from natural_langevin.data import catalog
-from natural_langevin.data.digits import digits
+from natural_langevin.data.dataset import digits
 
 
 def test_shapes_types_and_range() -> None:

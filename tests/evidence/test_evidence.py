@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin import evidence, likelihoods, priors
-from natural_langevin.evidence import control, ladder, marginal
+from natural_langevin.evidence import marginal
 
 #: The largest ln p of the known ladder: of the size of many data's.
 TOP = -7000.0
@@ -72,7 +72,7 @@ def test_the_closed_form_of_more_of_them(n: int, d: int) -> None:
 
 def gaussian_ladder(d: int, largest: float) -> tuple[Tensor, Tensor, Tensor, float]:
     """ln p = TOP - largest |w|^2 / 2 under w ~ N(0, Id): powers, its mean and variance, ln Z."""
-    beta = ladder.powers(largest * math.sqrt(d / 2), d)
+    beta = marginal.ladder(largest * math.sqrt(d / 2), d)
     precision = 1 + beta * largest
     mean, variance = TOP - largest * d / (2 * precision), largest**2 * d / (2 * precision**2)
     return beta, mean, variance, TOP - d / 2 * math.log1p(largest)
@@ -82,24 +82,24 @@ def gaussian_ladder(d: int, largest: float) -> tuple[Tensor, Tensor, Tensor, flo
 def test_integration_and_stones_of_a_known_ladder(d: int, largest: float) -> None:
     beta, mean, variance, exact = gaussian_ladder(d, largest)
     below = float(beta[0]) * TOP - d / 2 * math.log1p(float(beta[0]) * largest)
-    total, weight = ladder.thermodynamic(beta, mean, variance)
+    total, weight = marginal.thermodynamic(beta, mean, variance)
     assert float(total) + below == pytest.approx(exact, abs=0.02)
     for k in (0, 2, -1):  # the weights are the derivative by the means
         moved = mean.clone()
         moved[k] += 1
-        change = float(ladder.thermodynamic(beta, moved, variance)[0] - total)
+        change = float(marginal.thermodynamic(beta, moved, variance)[0] - total)
         assert change == pytest.approx(float(weight[k]), rel=1e-6, abs=1e-9)
     variance[-1] *= 1e6  # draws of a chain that has not mixed
-    wrong = float(ladder.thermodynamic(beta, mean, variance)[0] - total)
+    wrong = float(marginal.thermodynamic(beta, mean, variance)[0] - total)
     assert abs(wrong) < 0.1 * d
     g = torch.Generator().manual_seed(0)
     draws = []
     for b in beta:
         w = torch.randn(2000, d, generator=g, dtype=torch.float64) / (1 + b * largest).sqrt()
         draws.append(TOP - largest * w.square().sum(1) / 2)
-    assert ladder.stepping_stone(beta, draws) + below == pytest.approx(exact, abs=0.3)
+    assert marginal.stepping_stone(beta, draws) + below == pytest.approx(exact, abs=0.3)
     w = torch.randn(4000, d, generator=g, dtype=torch.float64)
-    value, error = ladder.from_prior(TOP - largest * w.square().sum(1) / 2, float(beta[0]))
+    value, error = marginal.from_prior(TOP - largest * w.square().sum(1) / 2, float(beta[0]))
     assert abs(value - below) < 5 * error
 
 
@@ -114,7 +114,7 @@ def test_regression_leaves_the_mean_and_takes_the_noise() -> None:
         z = torch.randn(count, d, generator=g, dtype=torch.float64)
         w = z * (temperature / (data + prior)).sqrt()
         log_p = -(data * w.square()).sum(1) / 2
-        return log_p, control.reduced(log_p, w, (data + prior) * w, prior)
+        return log_p, marginal.reduced(log_p, w, (data + prior) * w, prior)
 
     raw, found = run(1.0)
     assert float(found.std()) < 0.2 * float(raw.std())

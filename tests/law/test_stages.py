@@ -12,7 +12,7 @@ from torch import nn
 
 from natural_langevin import Langevin, Posterior, likelihoods, preconditioners, priors, schedules
 from natural_langevin.dynamics import Adjusted, Integrator, NoseHoover, Overdamped, Underdamped
-from natural_langevin.posterior.weighting import draw_weights
+from natural_langevin.posterior.draws import draw_weights
 from natural_langevin.run.collector import SampleCollector, is_kept
 from natural_langevin.run.loop import RunPlan
 from small_run import assert_same, data, network, sample_until, sampler

@@ -11,8 +11,7 @@ from torch import nn
 import small_run
 from html_reader import Reader
 from natural_langevin import Posterior
-from natural_langevin.evidence.comparison import Comparison
-from natural_langevin.evidence.marginal import Evidence
+from natural_langevin.evidence.marginal import Comparison, Evidence
 from natural_langevin.slt.wbic import FreeEnergy
 
 

@@ -18,7 +18,7 @@ from natural_langevin.preconditioners import (
     RMSProp,
     resolve_damping,
 )
-from natural_langevin.preconditioners.damping import FLAT_DAMPING
+from natural_langevin.preconditioners.base import FLAT_DAMPING
 from natural_langevin.run.problem.step_size_checks import largest_step
 
 AVERAGED = [kind for name, kind in REGISTRY.items() if name != "euclidean"]

@@ -16,8 +16,7 @@ from natural_langevin import (
     preconditioners,
 )
 from natural_langevin._internal import capacity
-from natural_langevin.run.problem import footprint
-from natural_langevin.run.problem.footprint import state_bytes
+from natural_langevin.run.problem import work
 
 pytestmark = pytest.mark.self_checked
 
@@ -104,7 +103,7 @@ def test_the_state_is_counted_before_it_is_made(metric, moves):
     params = {k: p[0] for k, p in sampler.init().params.items()}
     leaves = torch.utils._pytree.tree_leaves(sampler.init())
     made = sum(t.nbytes for t in leaves if isinstance(t, torch.Tensor))
-    assert state_bytes(sampler.frame, params, 3) == made
+    assert work.state_bytes(sampler.frame, params, 3) == made
 
 
 def test_more_chains_than_memory_are_refused_before_anything_is_made(monkeypatch):
@@ -134,7 +133,7 @@ def test_a_state_that_fits_however_large_is_not_laid_out(monkeypatch):
     def refuse(*_):
         raise AssertionError("laid out")
 
-    monkeypatch.setattr(footprint, "state_bytes", refuse)
+    monkeypatch.setattr(work, "state_bytes", refuse)
     Langevin(models.mlp(), likelihoods.Categorical(), chains=2)
     dense = preconditioners.FullFisher()
     with pytest.raises(AssertionError, match="laid out"):

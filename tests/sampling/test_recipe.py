@@ -28,10 +28,9 @@ from natural_langevin.execution.engine import Engine
 from natural_langevin.posterior.plan import Descent, OpenEnd, Plan
 from natural_langevin.recipe import (
     open_settings,
-    prior_scale,
+    prior_trial,
     run_length,
     step_size,
-    trial_predictions,
 )
 from natural_langevin.recipe import rules as recipe
 from natural_langevin.recipe.curvature import steepest
@@ -161,8 +160,8 @@ def test_the_prior_is_chosen_on_held_out_rows() -> None:
     assert float(variance) == pytest.approx(2 * chosen["value"])
 
 
-def folds(count: int, seed: int, chains: int = 1) -> prior_scale.Folds:
-    return prior_scale.folds(count, seed, chains, TRIAL.folds, len(TRIAL.scales), TRIAL)
+def folds(count: int, seed: int, chains: int = 1) -> prior_trial.Folds:
+    return prior_trial.folds(count, seed, chains, TRIAL.folds, len(TRIAL.scales), TRIAL)
 
 
 def test_every_row_is_held_out_once_for_every_scale() -> None:
@@ -184,7 +183,7 @@ def test_several_chains_of_a_scale_have_the_same_fold() -> None:
 def test_the_chosen_scale_lies_where_the_parabola_is_lowest(lowest: float, expected: float) -> None:
     """Of the best scale and the wider ones: a trial speaks against these."""
     scores = {s: 0.1 * math.log(s / lowest) ** 2 + 7.0 for s in TRIAL.scales}
-    tried, scale, why = prior_scale.best(scores, TRIAL)
+    tried, scale, why = prior_trial.best_scale(scores, TRIAL)
     assert tried == (1 if lowest == 2 else 5)
     assert scale == pytest.approx(expected)
     assert "held-out" in why
@@ -192,9 +191,9 @@ def test_the_chosen_scale_lies_where_the_parabola_is_lowest(lowest: float, expec
 
 def test_a_scale_beside_one_that_diverged_is_taken_as_it_was_tried() -> None:
     scores = {0.2: 2.0, 1.0: 1.0, 5.0: math.inf, 25.0: math.inf}
-    assert prior_scale.best(scores, TRIAL)[:2] == (1.0, 1.0)
-    assert prior_scale.best(scores | {0.2: 0.5}, TRIAL)[:2] == (0.2, 0.2)
-    assert prior_scale.best(dict.fromkeys(scores, math.inf), TRIAL)[:2] == (1.0, 1.0)
+    assert prior_trial.best_scale(scores, TRIAL)[:2] == (1.0, 1.0)
+    assert prior_trial.best_scale(scores | {0.2: 0.5}, TRIAL)[:2] == (0.2, 0.2)
+    assert prior_trial.best_scale(dict.fromkeys(scores, math.inf), TRIAL)[:2] == (1.0, 1.0)
 
 
 def test_outliers_do_not_choose_the_prior() -> None:
@@ -202,12 +201,12 @@ def test_outliers_do_not_choose_the_prior() -> None:
     usual = torch.linspace(0.0, 1.0, 50).double()
     scores = torch.stack([usual + 0.5, usual, usual + 1.0])
     scores[:, 7] = torch.tensor([100.0, 900.0, 2000.0])
-    found = prior_scale.means(scores, TRIAL)
+    found = prior_trial.means(scores, TRIAL)
     assert found.index(min(found)) == 1
     assert max(found) < 1.5 + (TRIAL.most_above + 1) / 50
     scores[1, 3] = math.inf
-    assert prior_scale.means(scores, TRIAL)[1] == math.inf
-    assert prior_scale.means(torch.full((2, 3), math.inf), TRIAL) == [math.inf] * 2
+    assert prior_trial.means(scores, TRIAL)[1] == math.inf
+    assert prior_trial.means(torch.full((2, 3), math.inf), TRIAL) == [math.inf] * 2
 
 
 def test_a_row_without_a_density_is_an_outlier_and_no_verdict_on_a_scale() -> None:
@@ -215,11 +214,11 @@ def test_a_row_without_a_density_is_an_outlier_and_no_verdict_on_a_scale() -> No
     usual = torch.linspace(0.0, 1.0, 50).double()
     scores = torch.stack([usual + 0.5, usual, usual + 1.0])
     scores[1, 3] = math.nan
-    found = prior_scale.means(scores, TRIAL)
+    found = prior_trial.means(scores, TRIAL)
     assert found.index(min(found)) == 1
     assert found[1] == pytest.approx(0.5 + TRIAL.most_above / 50, abs=0.02)
-    assert prior_scale.near(scores, TRIAL) == [0, 1]
-    assert prior_scale.means(torch.full((2, 3), math.nan), TRIAL) == [math.inf] * 2
+    assert prior_trial.near_best(scores, TRIAL) == [0, 1]
+    assert prior_trial.means(torch.full((2, 3), math.nan), TRIAL) == [math.inf] * 2
 
     class Found:
         healthy: ClassVar = [0, 1]
@@ -229,7 +228,7 @@ def test_a_row_without_a_density_is_an_outlier_and_no_verdict_on_a_scale() -> No
             return of_row.expand(len(chains), 2, 4)
 
     rows, data = torch.arange(4).expand(3, 4), (torch.zeros(4, 1), torch.zeros(4, 1))
-    table = trial_predictions.nll(Found(), data, rows, 1)
+    table = prior_trial.held_out_nll(Found(), data, rows, 1)
     assert table[:2, 0].tolist() == [1.0, 1.0]
     assert bool(table[:2, 1:].isnan().all())
     assert bool((table[2] == math.inf).all()), "a chain that was lost is one"
@@ -336,12 +335,12 @@ def test_scales_that_are_clearly_behind_are_not_tried_on() -> None:
     rows = torch.rand(200, generator=g).double()
     behind = torch.tensor([0.5, 0.0, 0.01, 0.05]).double()[:, None]
     scores = rows + behind + 0.1 * torch.randn(4, 200, generator=g).double()
-    assert prior_scale.near(scores, TRIAL) == [1, 2]  # an error is .01: .05 is clear
-    assert prior_scale.near(rows + behind, TRIAL) == [1, 2]
-    assert prior_scale.near(rows + 10 * behind, TRIAL) == [1]
+    assert prior_trial.near_best(scores, TRIAL) == [1, 2]  # an error is .01: .05 is clear
+    assert prior_trial.near_best(rows + behind, TRIAL) == [1, 2]
+    assert prior_trial.near_best(rows + 10 * behind, TRIAL) == [1]
     scores[3, 7] = scores[2, 5] = math.inf
-    assert prior_scale.near(scores, TRIAL) == [1]
-    assert prior_scale.near(torch.full((2, 3), math.inf), TRIAL) == []
+    assert prior_trial.near_best(scores, TRIAL) == [1]
+    assert prior_trial.near_best(torch.full((2, 3), math.inf), TRIAL) == []
 
 
 def test_a_dear_trial_has_fewer_chains_or_is_left_out() -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from natural_langevin import Langevin, likelihoods, models
 from natural_langevin.execution.engine import Engine
-from natural_langevin.recipe import cost, prior_scale
+from natural_langevin.recipe import cost, prior_trial
 from natural_langevin.run import time_limit
 from natural_langevin.run.look import Look
 from natural_langevin.tabular.recipe import learn
@@ -98,13 +98,13 @@ def test_a_search_that_would_take_most_of_it_is_left_out(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = []
-    real = prior_scale.folds
+    real = prior_trial.folds
 
-    def folds(count: int, seed: int, chains: int, used: int, *rest: Any) -> prior_scale.Folds:
+    def folds(count: int, seed: int, chains: int, used: int, *rest: Any) -> prior_trial.Folds:
         tried.append((chains, used))
         return real(count, seed, chains, used, *rest)
 
-    monkeypatch.setattr(prior_scale, "folds", folds)
+    monkeypatch.setattr(prior_trial, "folds", folds)
     clock.price = 1e-2
     posterior = sampled(8.0)
     assert tried == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 @contextmanager
@@ -14,3 +15,10 @@ def needing(what: str, extra: str) -> Iterator[None]:
     except ImportError as error:
         remedy = f"pip install 'natural-langevin[{extra}]'"
         raise ImportError(f"{what}: {remedy}", name=error.name) from error
+
+
+def new_figure(*, layout: Any = "constrained", **options: Any) -> Any:
+    """A matplotlib figure that shows nothing by itself: ``figure.savefig("name.png")``."""
+    with needing("plots need matplotlib", "report"):
+        from matplotlib.figure import Figure
+    return Figure(layout=layout, **options)

@@ -6,10 +6,9 @@ import dataclasses
 import logging
 import os
 
-from .dataset import Dataset
-from .digits import digits
-from .errors import DataUnavailableError
-from .images import fashion_mnist, mnist
+from natural_langevin.data.dataset import Dataset, digits
+from natural_langevin.data.errors import DataUnavailableError
+from natural_langevin.data.images import fashion_mnist, mnist
 
 NAMES = ("auto", "mnist", "fashion-mnist", "digits")
 

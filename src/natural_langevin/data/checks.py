@@ -1,4 +1,6 @@
-"""Checks of data: one tensor or a pair, of equal length and finite."""
+"""Checks of data: one tensor or a pair, of equal length and finite; NumPy arrays and pandas frames
+as tensors.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,76 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from natural_langevin._internal.chains import Batch
-from natural_langevin.data.arrays import as_tensor
+
+
+def as_tensor(part: Any) -> Any:
+    """A tensor of an array, a frame or a series of numbers; anything else as it is.
+
+    Real numbers come in torch's default precision, whole numbers as int64."""
+    if isinstance(part, Tensor):
+        return _plain(part)
+    if not hasattr(part, "__array__"):
+        return part
+    kinds = "".join(sorted(set(_kinds(part).values())))
+    if not kinds or set(kinds) - set("fiub"):
+        return part
+    real = "f" in kinds or len(set(kinds) - set("iu")) > 1
+    dtype = np.float64 if real or bool(_missing(part)) else bool if kinds == "b" else np.int64
+    array = part.to_numpy(dtype) if hasattr(part, "to_numpy") else np.asarray(part, dtype)
+    # pandas hands out its own memory as read-only, which torch warns of.
+    tensor = torch.from_numpy(np.array(array, order="C"))
+    return tensor.to(torch.get_default_dtype()) if tensor.dtype == torch.float64 else tensor
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The tensor, where it holds a number at every place."""
+    kinds = {
+        "a nested tensor: use torch.nested.to_padded_tensor(x, 0.0)": tensor.is_nested,
+        "a sparse tensor: use x.to_dense()": tensor.layout != torch.strided,
+        "a quantized tensor: use x.dequantize()": tensor.is_quantized,
+        "a tensor on the meta device, which has no values: load them first": tensor.is_meta,
+    }
+    for words in (words for words, holds in kinds.items() if holds):
+        raise TypeError(f"data must be dense tensors of numbers, got {words}")
+    return tensor
+
+
+def refuse_text(part: Any) -> None:
+    """Refuses columns that hold no numbers, and names them; and lists of words."""
+    if isinstance(part, list) and part and isinstance(part[0], str):
+        wrong = [""]
+    else:
+        wrong = [str(name) for name, kind in _kinds(part).items() if kind not in "fiub"]
+    if wrong and hasattr(part, "columns"):
+        raise TypeError(
+            f"the columns {wrong[:5]} are not numeric: encode them first (pandas.get_dummies), or "
+            "let natural_langevin.sklearn's estimators do it, which take tables as they are"
+        )
+    if wrong:
+        raise TypeError(
+            f"a {type(part).__name__} of strings or objects is not numeric: encode its classes as "
+            "numbers first, such as y.astype('category').cat.codes or numpy.unique(y, "
+            "return_inverse=True)[1]"
+        )
+
+
+def _kinds(part: Any) -> dict[Any, str]:
+    """The kinds of numbers of every column, as NumPy's letters; an array is one column."""
+    if hasattr(part, "columns") and hasattr(part, "dtypes"):
+        return {name: str(getattr(t, "kind", "O")) for name, t in part.dtypes.items()}
+    if hasattr(part, "__array__") and not isinstance(part, Tensor):
+        return {"": str(getattr(getattr(part, "dtype", None), "kind", "O"))}
+    return {}
+
+
+def _missing(part: Any) -> bool:
+    """Whether a pandas object has missing values, which whole numbers cannot show."""
+    return hasattr(part, "isna") and bool(np.asarray(part.isna()).any())
 
 
 def split_pair(item: Any) -> Batch:

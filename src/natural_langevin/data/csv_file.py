@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from natural_langevin._internal import capacity
-
-from .errors import DataError
-from .opening import open_binary
-from .table import Table, compact, joined, need_pandas, short
+from natural_langevin.data.errors import DataError
+from natural_langevin.data.opening import open_binary
+from natural_langevin.data.table import Table, compact, joined, need_pandas, short
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from natural_langevin._internal.extras import needing
-
-from .errors import DataError
-from .opening import open_binary
-from .table import Table, compact, from_frame, need_pandas
+from natural_langevin.data.errors import DataError
+from natural_langevin.data.opening import open_binary
+from natural_langevin.data.table import Table, compact, from_frame, need_pandas
 
 #: The kind of a file, by how its name ends.
 KINDS = {".xlsx": "Excel", ".xlsm": "Excel", ".parquet": "Parquet", ".pq": "Parquet"}

@@ -14,12 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from . import locate, sources
-from .dataset import Dataset
-from .download import from_mirrors
-from .errors import CorruptDataError, DataUnavailableError, DownloadError
-from .npm import from_npm
-from .sources import ImageSource
+from natural_langevin.data import locate, sources
+from natural_langevin.data.dataset import Dataset
+from natural_langevin.data.download import from_mirrors, from_npm
+from natural_langevin.data.errors import CorruptDataError, DataUnavailableError, DownloadError
+from natural_langevin.data.sources import ImageSource
 
 
 def mnist(data_dir: str | os.PathLike[str] | None = None, *, download: bool = True) -> Dataset:

@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from natural_langevin._internal.cache_root import cache_root
-
-from . import verify
-from .errors import CorruptDataError, DataError, WrongDatasetError
-from .sources import IdxFile, ImageSource
+from natural_langevin.data import sources
+from natural_langevin.data.errors import CorruptDataError, DataError, WrongDatasetError
+from natural_langevin.data.sources import IdxFile, ImageSource
 
 DATA_VARIABLE = "NATURAL_LANGEVIN_DATA"
 
@@ -87,7 +86,7 @@ def _read_all(paths: list[Path], source: ImageSource) -> dict[str, NDArray[np.ui
     foreign: list[WrongDatasetError] = []
     for path, file in zip(paths, source.files, strict=True):
         try:
-            arrays[file.name] = verify.read(path, file)
+            arrays[file.name] = sources.read(path, file)
         except WrongDatasetError as error:
             foreign.append(error)
     if len(foreign) == len(source.files):
@@ -113,7 +112,7 @@ def from_cache(
             if file.name in arrays or not path.is_file():
                 continue
             try:
-                arrays[file.name] = verify.read(path, file)
+                arrays[file.name] = sources.read(path, file)
             except CorruptDataError as error:
                 logger.warning("removing a corrupt file from the cache: %s", error)
                 path.unlink(missing_ok=True)

@@ -21,7 +21,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import DataError
+from natural_langevin.data.errors import DataError
 
 MAGIC = b"\x93NUMPY"
 LONGEST_HEADER = 4096

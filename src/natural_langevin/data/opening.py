@@ -7,7 +7,7 @@ import select
 import stat
 from typing import BinaryIO
 
-from .errors import DataError
+from natural_langevin.data.errors import DataError
 
 #: Seconds in which somebody must begin to write to a named pipe.
 PATIENCE = 60.0

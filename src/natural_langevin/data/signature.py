@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin._internal.chains import Batch
-from natural_langevin.data.arrays import as_tensor, refuse_text
-from natural_langevin.data.checks import check_pair, split_pair
+from natural_langevin.data.checks import as_tensor, check_pair, refuse_text, split_pair
 
 log = logging.getLogger("natural_langevin")
 

@@ -1,12 +1,67 @@
-"""What MNIST and Fashion-MNIST consist of, where they are served, and their checksums."""
+"""What MNIST and Fashion-MNIST consist of, where they are served, and how a file is verified, by
+its structure and its checksum. The layout of an idx file:
+
+    byte 0, 1    0
+    byte 2       type of the elements; 0x08 is unsigned byte, the only one read here
+    byte 3       number of dimensions d
+    d x 4 bytes  the dimensions, big-endian
+    the rest     the elements, last dimension fastest
+"""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import io
 import math
+import struct
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
 
-from . import idx
+import numpy as np
+from numpy.typing import NDArray
+
+from natural_langevin.data.errors import CorruptDataError, WrongDatasetError
+
+_UNSIGNED_BYTE = 0x08
+
+
+def header_size(dimensions: int) -> int:
+    """Bytes before the first element."""
+    return 4 + 4 * dimensions
+
+
+def parse(raw: bytes, *, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Read `raw` as an idx array that must have `shape`; a read-only view, nothing is copied.
+
+    The header is compared with what is expected and with the bytes that are there, and is
+    never used as a size to allocate: a hostile header costs nothing.
+
+    >>> parse(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]), shape=(2,))
+    array([7, 9], dtype=uint8)
+    """
+    if raw[:2] == b"\x1f\x8b":
+        raise CorruptDataError("it is gzip-compressed; give it a name that ends in .gz")
+    if len(raw) < header_size(len(shape)):
+        raise CorruptDataError(f"it is only {len(raw)} bytes long, shorter than its header")
+    magic, wanted = raw[:4], bytes([0, 0, _UNSIGNED_BYTE, len(shape)])
+    if magic != wanted:
+        raise CorruptDataError(
+            f"it starts with {magic.hex(' ')}, an idx file of {len(shape)} dimension(s) of bytes "
+            f"starts with {wanted.hex(' ')}"
+        )
+    claimed = struct.unpack_from(f">{len(shape)}I", raw, 4)
+    if claimed != shape:
+        raise CorruptDataError(f"its header claims the shape {claimed}, expected {shape}")
+    expected = header_size(len(shape)) + math.prod(shape)
+    if len(raw) < expected:
+        raise CorruptDataError(f"it is truncated: {len(raw)} of {expected} bytes")
+    if len(raw) > expected:
+        raise CorruptDataError(f"it is longer than the {expected} bytes expected")
+    return np.frombuffer(raw, dtype=np.uint8, offset=header_size(len(shape))).reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -26,7 +81,7 @@ class IdxFile:
     @property
     def size(self) -> int:
         """Bytes of the raw file."""
-        return idx.header_size(len(self.shape)) + math.prod(self.shape)
+        return header_size(len(self.shape)) + math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -107,3 +162,84 @@ FASHION_MNIST = ImageSource(
 )  # fmt: skip
 
 KNOWN: tuple[ImageSource, ...] = (MNIST, FASHION_MNIST)
+
+
+# gzip never makes data much longer: whatever exceeds the raw size by more is not our file.
+_GZIP_SLACK = 1 << 16
+
+
+def size_limit(file: IdxFile) -> int:
+    """The most bytes that `file`, compressed or not, may take."""
+    return file.size + _GZIP_SLACK
+
+
+def read(path: Path, file: IdxFile) -> NDArray[np.uint8]:
+    """The array in `path`, which is compressed when its name ends in .gz; shape `file.shape`."""
+    with path.open("rb") as handle:
+        return read_handle(handle, file, compressed=path.suffix == ".gz", label=str(path))
+
+
+def read_handle(
+    handle: BinaryIO, file: IdxFile, *, compressed: bool, label: str
+) -> NDArray[np.uint8]:
+    """As `read`, from an open file; `label` names it in errors. Reads a bounded number of bytes."""
+    blob = handle.read(size_limit(file) + 1)
+    return decode(blob, file, compressed=compressed, label=label)
+
+
+def decode(blob: bytes, file: IdxFile, *, compressed: bool, label: str) -> NDArray[np.uint8]:
+    """The array of shape `file.shape` in `blob`, or a CorruptDataError saying what is wrong."""
+    raw = blob
+    try:
+        if compressed:
+            raw = _gunzip(blob, limit=file.size)
+        array = parse(raw, shape=file.shape)
+        if file.classes is not None and int(array.max(initial=0)) >= file.classes:
+            raise CorruptDataError(
+                f"it holds the label {array.max()}, the largest allowed is {file.classes - 1}"
+            )
+    except CorruptDataError as error:
+        raise _refusal(label, file, str(error), raw) from None
+    if not _is_authentic(raw, blob, file, compressed=compressed):
+        found = _sha256(raw)
+        problem = f"its content was altered: SHA-256 {found}, expected {file.sha256}"
+        raise _refusal(label, file, problem, raw)
+    return array
+
+
+def _gunzip(blob: bytes, *, limit: int) -> bytes:
+    """At most `limit` + 1 decompressed bytes, so that a gzip bomb stays small."""
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(blob)) as stream:
+            return stream.read(limit + 1)
+    except EOFError:
+        raise CorruptDataError(
+            f"it is truncated: the gzip stream breaks off after {len(blob)} bytes"
+        ) from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise CorruptDataError(f"it is not an intact gzip file: {error}") from None
+
+
+def _is_authentic(raw: bytes, blob: bytes, file: IdxFile, *, compressed: bool) -> bool:
+    # The raw checksum comes first: it also accepts a file that somebody compressed again.
+    if _sha256(raw) == file.sha256:
+        return True
+    if not compressed or file.gzip_md5 is None:
+        return False
+    return hashlib.md5(blob, usedforsecurity=False).hexdigest() == file.gzip_md5
+
+
+def _sha256(raw: bytes) -> str:
+    return hashlib.sha256(raw).hexdigest()
+
+
+def _refusal(label: str, file: IdxFile, problem: str, raw: bytes) -> CorruptDataError:
+    """The error for `label`; says so when the bytes are those of another file that is known."""
+    message = f"{label} is not {file.name}: {problem}"
+    digest = _sha256(raw)
+    for source in KNOWN:
+        for other in source.files:
+            if other.sha256 == digest:
+                message += f" (it is {source.title}'s {other.name})"
+                return (CorruptDataError if file in source.files else WrongDatasetError)(message)
+    return CorruptDataError(message)

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from natural_langevin._internal.extras import needing
-
-from .errors import DataError
+from natural_langevin.data.errors import DataError
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import frame_files
-from .catalog import NAMES, load
-from .csv_file import MOST_COLUMNS, UNNAMED, CsvFile
-from .errors import DataError
-from .npz import read_npz
-from .table import WORDS, Source, Table, compact, need_pandas
+from natural_langevin.data import frame_files
+from natural_langevin.data.catalog import NAMES, load
+from natural_langevin.data.csv_file import MOST_COLUMNS, UNNAMED, CsvFile
+from natural_langevin.data.errors import DataError
+from natural_langevin.data.npz import read_npz
+from natural_langevin.data.table import WORDS, Source, Table, compact, need_pandas
 
 ARRAY_TARGET = "y"
 

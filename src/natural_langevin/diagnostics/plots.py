@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from natural_langevin._internal.figures import new_figure
+from natural_langevin._internal.extras import new_figure
 from natural_langevin.diagnostics.ranks import Array
 
 

@@ -29,7 +29,7 @@ from torch.distributed.distributed_c10d import Store
 
 from natural_langevin._internal.fingerprints import stable_repr
 from natural_langevin._internal.messages import bounded
-from natural_langevin._internal.same_run import differing
+from natural_langevin._internal.provenance import differing
 
 #: Seconds that a rank which has lost the others waits for their messages on where they are.
 GRACE = 3.0

@@ -7,7 +7,11 @@ with w ~ alpha p^beta: the powers are chains of one run of ``Langevin`` with rep
 Imports everything below it; cli imports it.
 """
 
-from natural_langevin.evidence.comparison import Comparison, compare
-from natural_langevin.evidence.marginal import Evidence, log_marginal_likelihood
+from natural_langevin.evidence.marginal import (
+    Comparison,
+    Evidence,
+    compare,
+    log_marginal_likelihood,
+)
 
 __all__ = ["Comparison", "Evidence", "compare", "log_marginal_likelihood"]

@@ -12,9 +12,8 @@ import tempfile
 from typing import Any
 
 from natural_langevin._internal.extras import needing
-from natural_langevin.integrations.scalars import Scalars
 from natural_langevin.posterior.posterior import Posterior
-from natural_langevin.run.look import Look
+from natural_langevin.run.look import Look, Scalars
 
 
 class MLflow:

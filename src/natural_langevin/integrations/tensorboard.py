@@ -8,8 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from natural_langevin.integrations.scalars import Scalars
-from natural_langevin.run.look import Look
+from natural_langevin.run.look import Look, Scalars
 
 
 class TensorBoard:

@@ -11,9 +11,8 @@ from __future__ import annotations
 import tempfile
 from typing import Any
 
-from natural_langevin.integrations.scalars import Scalars
 from natural_langevin.posterior.posterior import Posterior
-from natural_langevin.run.look import Look
+from natural_langevin.run.look import Look, Scalars
 
 
 class WeightsAndBiases:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from natural_langevin._internal.figures import new_figure
+from natural_langevin._internal.extras import new_figure
 
 
 def nll(probabilities: Tensor, y: Tensor) -> float:

@@ -27,8 +27,7 @@ from natural_langevin.execution.graphs import RecordedFunction
 from natural_langevin.execution.kernels.layer import LayerCall
 from natural_langevin.optim import shards
 from natural_langevin.optim.agreement import waiting
-from natural_langevin.optim.call_reader import CallReader
-from natural_langevin.optim.capture import Capture, Pass, Record
+from natural_langevin.optim.capture import CallReader, Capture, Pass, Record
 from natural_langevin.optim.network_copy import Arguments, Cotangent, NetworkCopy, copy_network
 from natural_langevin.preconditioners import Preconditioner
 from natural_langevin.statistics import Basis, Gradients, Group, grouped, prepare_model

@@ -3,8 +3,13 @@
 Imports priors and statistics; dynamics and up import it.
 """
 
-from natural_langevin.preconditioners.base import Damping, Factor, Metric, Preconditioner
-from natural_langevin.preconditioners.damping import resolve_damping
+from natural_langevin.preconditioners.base import (
+    Damping,
+    Factor,
+    Metric,
+    Preconditioner,
+    resolve_damping,
+)
 from natural_langevin.preconditioners.diagonal import DiagonalFisher
 from natural_langevin.preconditioners.eigen_kronecker import EigenKroneckerFisher
 from natural_langevin.preconditioners.euclidean import Euclidean

@@ -1,21 +1,33 @@
-"""The trial that chooses the prior's scale: runs of several scales, side by side on held-out folds
-(see ``prior_scale``), each with the step size that a pilot finds for it.
+"""The trial that chooses the prior's scale: runs of several scales, side by side on held-out folds,
+each with the step size that a pilot finds for it. Folds and scales are the chains of one run.
+
+Weights have the prior N(0, s gain^2 / fan_in). Every scale s runs on every fold's training rows,
+and is scored by -ln of its predictive density on the rows held out, averaged over the draws of the
+run's second half. If other scales are not clearly worse than the best, these continue for as long
+again and are scored once more. The scale of the lowest score is chosen, or one between it and the
+next wider, by interpolation. The same rows also calibrate the predictions (see
+``posterior.calibration``): the sharpness for classes, the spread of the networks for numbers with
+learned noise.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from natural_langevin import random
 from natural_langevin._internal.chains import Params
 from natural_langevin.data.streams import Subsets
+from natural_langevin.likelihoods.predictive import probabilities
+from natural_langevin.posterior import calibration
 from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.posterior import Posterior
-from natural_langevin.recipe import cost, pace, prior_scale, step_size, trial_predictions
+from natural_langevin.recipe import cost, pace, step_size
 from natural_langevin.recipe import rules as recipe
 from natural_langevin.recipe.settings import PriorTrial, Sharpness, Trial
 from natural_langevin.run.loop import DivergenceError
@@ -91,10 +103,10 @@ class Compared(NamedTuple):
         # Where the rows held out are the same for every fold, one fold has them all.
         used = 1 if problem.held_out is not None else folds
         outside = self.outside[::chains][first : first + used]
-        held_out = trial_predictions.HeldOut(self.found, self.data, outside, first, chains)
+        held_out = HeldOut(self.found, self.data, outside, first, chains)
         return {
-            "sharpness": trial_predictions.sharpness(problem, held_out, rule),
-            "spread": trial_predictions.spread_of_networks(problem, held_out),
+            "sharpness": sharpness(problem, held_out, rule),
+            "spread": spread_of_networks(problem, held_out),
         }
 
 
@@ -110,10 +122,10 @@ def choose(search: Search, data: tuple[Tensor, Tensor]) -> recipe.Choice | None:
     runs = _compare(search, data)
     if not runs:
         return None
-    best, scale, why = prior_scale.best(_scores(runs, rule), rule)
+    best, scale, why = best_scale(_scores(runs, rule), rule)
     # Networks that learn nothing all say the same, which beats the sure ones of a short trial on
     # few rows: narrower than usual only where all that are not are clearly behind.
-    near = [runs[-1].scales[k] for k in prior_scale.near(runs[-1].nll, rule)]
+    near = [runs[-1].scales[k] for k in near_best(runs[-1].nll, rule)]
     if scale < 1.0 and any(s >= 1.0 for s in near):
         best = scale = 1.0
     chosen = [one for one in runs if best in one.scales][-1]
@@ -132,7 +144,7 @@ def _scores(runs: list[Compared], rule: PriorTrial) -> dict[float, float]:
     scale that was dropped before is assumed to have gained as much as the best of the others."""
     scores: dict[float, float] = {}
     for one in runs:
-        found = dict(zip(one.scales, prior_scale.means(one.nll, rule), strict=True))
+        found = dict(zip(one.scales, means(one.nll, rule), strict=True))
         if scores:
             best = min(found, key=found.__getitem__)
             scores = {s: value + found[best] - scores[best] for s, value in scores.items()}
@@ -180,7 +192,7 @@ def _compare(search: Search, data: tuple[Tensor, Tensor]) -> list[Compared]:
         if tried is None:
             break
         runs.append(tried)
-        left = prior_scale.near(tried.nll, rule)
+        left = near_best(tried.nll, rule)
         if len(left) < 2:
             break
         scales, choices = tuple(scales[k] for k in left), [choices[k] for k in left]
@@ -202,13 +214,13 @@ def _try_out(
     (x, y), problem = data, search.motion.problem
     inside, repeats = len(x), trial.folds * trial.chains
     settings = search.costs.settings
-    rows = prior_scale.folds(
+    rows = folds(
         inside, problem.chains.seed, trial.chains, trial.folds, len(scales), settings.prior
     )
     if problem.held_out is not None:  # all rows to learn from, and others to be scored on
         x, y = (torch.cat([a, b.to(a)]) for a, b in zip((x, y), problem.held_out, strict=True))
         numbers = torch.arange(len(x)).expand(len(scales) * repeats, -1)
-        rows = prior_scale.Folds(numbers[:, :inside], numbers[:, inside:])
+        rows = Folds(numbers[:, :inside], numbers[:, inside:])
     etas = torch.tensor([c.step_size for c in choices]).repeat_interleave(repeats)
     compared, pattern = _with_scales(search.motion, scales, repeats, after=after)
     compared = compared.on(compared.problem.on(Subsets(x, y, rows.inside)))
@@ -230,6 +242,166 @@ def _try_out(
         found = run(dataclasses.replace(compared, step_size=etas), plan, options)
     except DivergenceError:
         return None
-    nll = trial_predictions.nll(found, (x, y), rows.outside, trial.chains)
+    nll = held_out_nll(found, (x, y), rows.outside, trial.chains)
     nll = nll.unflatten(0, (-1, trial.folds)).flatten(1)
     return Compared(scales, choices, trial, found, (x, y), rows.outside, nll)
+
+
+class Folds(NamedTuple):
+    """Which rows each chain learns from, and which it is scored on: (chain, rows)."""
+
+    inside: Tensor
+    outside: Tensor
+
+
+def folds(count: int, seed: int, chains: int, used: int, scales: int, rule: PriorTrial) -> Folds:
+    """A line for every chain of every one of ``scales`` on every fold: the ``chains`` of scale 0 on
+    fold 0, those of scale 0 on fold 1, ...; ``used``: how many of the folds. Not by scikit-learn's
+    ``KFold``, which ``import natural_langevin`` does without."""
+    key = random.stream(random.origin(seed, random.HELD_OUT, torch.zeros(1)), 0)
+    order = random.permutation(key, count)[0]
+    size, upto = min(count // rule.folds, rule.most_held_out), count - count % rule.folds
+    outside = [order[k * size : (k + 1) * size] for k in range(used)]
+    inside = [torch.cat([order[: k * size], order[(k + 1) * size : upto]]) for k in range(used)]
+    lines = [torch.stack(rows).repeat_interleave(chains, 0) for rows in (inside, outside)]
+    return Folds(*(rows.repeat(scales, 1) for rows in lines))
+
+
+def bounded(scores: Tensor, rule: PriorTrial) -> Tensor:
+    """-ln density (scale, row) of rows held out, each at most ``most_above`` nats above the median
+    of all: otherwise a few outliers, which no network predicts, would select a prior under which
+    none predicts anything. A NaN counts as such an outlier. A scale with an infinite entry, whose
+    chains diverged, is infinite."""
+    known, lost = scores.isfinite(), scores.isinf()
+    if not bool(known.any()):
+        return torch.full_like(scores, math.inf)
+    most = float(scores[known].median()) + rule.most_above
+    limited = scores.nan_to_num(nan=most, posinf=most).clamp_max(most)
+    return limited.masked_fill(lost.any(1, keepdim=True), math.inf)
+
+
+def means(scores: Tensor, rule: PriorTrial) -> list[float]:
+    """Of every scale, over the rows held out, ``bounded``."""
+    return bounded(scores, rule).mean(1).tolist()
+
+
+def near_best(scores: Tensor, rule: PriorTrial) -> list[int]:
+    """The scales that are not clearly worse than the best, on the same rows."""
+    each = bounded(scores, rule)
+    behind = each - each[each.mean(1).argmin()]
+    error = behind.std(1) / each.shape[1] ** 0.5
+    close = behind.mean(1) <= (rule.errors * error).clamp_min(rule.behind)
+    found: list[int] = close.nonzero().flatten().tolist()  # none that is not finite
+    return found
+
+
+def best_scale(scores: dict[float, float], rule: PriorTrial) -> tuple[float, float, str]:
+    """The best scale tried, the scale between it and its neighbours where a parabola in ln s
+    through their three scores is lowest, and why. ``scores``: mean -ln density on held-out rows by
+    scale. Not a narrower one: a trial has fewer rows, chains and steps than the run, each of which
+    speaks against wide priors."""
+    order = sorted(scores)
+    found = min(order, key=scores.__getitem__)
+    if not math.isfinite(scores[found]):
+        found = 1.0
+    scale, k = found, order.index(found)
+    if 0 < k < len(order) - 1:
+        down, up = (scores[order[j]] - scores[found] for j in (k - 1, k + 1))
+        if math.isfinite(down + up):
+            scale *= rule.factor ** max(0.0, 0.5 * (down - up) / max(down + up, 1e-12))
+    said = ", ".join(f"{scores[s]:.3f} at {s:g}" for s in order)
+    return found, scale, f"held-out NLL by variance, in units of 2 / fan-in: {said}"
+
+
+class HeldOut(NamedTuple):
+    """The lines of one scale of the prior, a fold each: ``chains`` chains of the trial's posterior
+    ``found``, from line ``first`` on, and the numbers of the rows held out of each, (line, row)."""
+
+    found: Posterior
+    data: tuple[Tensor, Tensor]
+    outside: Tensor
+    first: int
+    chains: int
+
+    def lines(self) -> list[tuple[list[int], Tensor]]:
+        """Healthy chains and rows of every line."""
+        outside = self.outside.to(self.data[0].device)
+        return [
+            (pooled(self.found, line, self.chains), rows)
+            for line, rows in enumerate(outside, self.first)
+        ]
+
+
+def pooled(found: Posterior, line: int, chains: int) -> list[int]:
+    """The healthy ones of a line's chains; none where most of them were lost: one that was is no
+    verdict on a scale."""
+    healthy = [c for c in range(line * chains, (line + 1) * chains) if c in found.healthy]
+    return healthy if 2 * len(healthy) >= chains else []
+
+
+def sharpness(problem: Problem, held_out: HeldOut, rule: Sharpness) -> recipe.HeldOutChoice | None:
+    """How sharply the chains should predict; None for numbers, for weighted classes, whose
+    probabilities are of other proportions, and for chains of several posteriors."""
+    likelihood, (x, y) = problem.likelihood, held_out.data
+    several = not problem.one_temperature
+    if likelihood.link is None or likelihood.class_weights is not None or several:
+        return None
+    mixtures, targets = [], []
+    for own, rows in held_out.lines():
+        if not own:
+            return None
+        p = probabilities(held_out.found.predict_dist(x[rows], chains=own))
+        mixtures.append(p.reshape(-1, p.shape[-1]).cpu())
+        targets.append(y[rows].flatten().long().cpu())
+    p, labels = torch.cat(mixtures), torch.cat(targets)
+    if likelihood.ignore_index is not None:
+        there = labels != likelihood.ignore_index
+        p, labels = p[there], labels[there]
+    if not len(labels):
+        return None
+    value, why = calibration.sharpness(
+        p, labels, deviation=rule.deviation, least_gain=rule.least_gain
+    )
+    log.info("sharpness %.3g: %s", value, why)
+    return recipe.HeldOutChoice(value, why)
+
+
+def spread_of_networks(problem: Problem, held_out: HeldOut) -> recipe.HeldOutNoise | None:
+    """How far networks should be from their mean, of numbers whose noise is learned (see
+    ``posterior.calibration``); None where all of it is kept, for chains of several posteriors, and
+    where one chain cannot tell how far several are apart."""
+    several = not problem.one_temperature
+    if not problem.likelihood.learns_width or several or held_out.chains == 1:
+        return None
+    (x, y), found, parts = held_out.data, held_out.found, []
+    for own, rows in held_out.lines():
+        if not own:
+            return None
+        outputs = found.predict(x[rows], chains=own, sharpness=1.0).samples
+        assert outputs is not None
+        variance = found.learned["variance"][own].repeat_interleave(found.draws)
+        parts.append(calibration.Predicted(outputs.cpu(), variance.cpu(), y[rows].cpu()))
+    fitted = calibration.fit_spread(parts)
+    if fitted is None:
+        return None
+    rows_in_all = sum(len(part.y) for part in parts)
+    why = f"{fitted.gain:.3g} nats gained on {rows_in_all} held-out rows"
+    log.info("spread of networks x %.3g: %s", fitted.spread, why)
+    return recipe.HeldOutNoise(fitted.spread, why, fitted.widths, fitted.variance)
+
+
+def held_out_nll(
+    found: Posterior, data: tuple[Tensor, Tensor], outside: Tensor, chains: int
+) -> Tensor:
+    """-ln of the density that ``chains`` chains together give to every row held out of them, (fold
+    of a scale, row); infinite where most of them were lost, and NaN for a row whose density is 0,
+    infinite or no number: one such row is no verdict on a scale. ``outside``: (chain, row)."""
+    (x, y), each = data, outside[::chains]
+    table = torch.full(each.shape, math.inf, dtype=torch.float64)
+    for line, rows in enumerate(each.to(x.device)):
+        own = pooled(found, line, chains)
+        if own:
+            density = found.log_likelihood(x[rows], y[rows], chains=own).flatten(0, 1)
+            scores = math.log(len(density)) - torch.logsumexp(density.double().cpu(), 0)
+            table[line] = scores.masked_fill(~scores.isfinite(), math.nan)
+    return table

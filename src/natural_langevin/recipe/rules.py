@@ -29,7 +29,7 @@ per chain are kept. A quarter of the steps is run first; the run ends there if i
 (``run.ending``). Otherwise that part becomes burn-in, three times as many steps follow, and so on.
 Start. At the model if it is trained, otherwise at weights N(0, 1/fan_in), different for every chain
 (``starts``); then a descent without noise (``run.descent``).
-Prior, sharpness and spread. By held-out rows (``prior_scale``). The last two affect predictions
+Prior, sharpness and spread. By held-out rows (``prior_trial``). The last two affect predictions
 only, not the chains.
 """
 

@@ -127,7 +127,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class PriorTrial:
-    """The trial of the prior's scales on held-out rows: see ``prior_scale``."""
+    """The trial of the prior's scales on held-out rows: see ``prior_trial``."""
 
     #: Variances in units of the default's, and the factor between two of them.
     scales: tuple[float, ...] = (0.2, 1.0, 5.0, 25.0)

@@ -18,8 +18,7 @@ from natural_langevin._internal import shared_file, tensorfile
 from natural_langevin._internal.atomic import check_writable, remove_leftovers
 from natural_langevin._internal.folder_lock import FolderLock
 from natural_langevin._internal.processes import Processes, SingleProcess
-from natural_langevin._internal.provenance import check_provenance
-from natural_langevin._internal.same_run import check_same_run, differing
+from natural_langevin._internal.provenance import check_provenance, check_same_run, differing
 from natural_langevin._internal.shared_file import Part, all_or_none, chain_part
 from natural_langevin._internal.tensorfile import StorageError
 

@@ -12,9 +12,9 @@ from natural_langevin._internal.provenance import provenance
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.overdamped import Overdamped
 from natural_langevin.execution.engine import Engine
+from natural_langevin.posterior.draws import draw_weights
 from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.pooling import pooled_chains
-from natural_langevin.posterior.weighting import draw_weights
 from natural_langevin.run import rounding, temperature_probe
 from natural_langevin.run.phases import Phase
 from natural_langevin.run.problem.motion import Motion

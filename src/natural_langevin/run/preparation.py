@@ -14,9 +14,13 @@ from natural_langevin.dynamics.base import Info, State
 from natural_langevin.dynamics.frame import Conditions
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.engine import Engine, choose_mode
-from natural_langevin.run.problem.data_checks import batch_check, check_data, number_of_data
+from natural_langevin.run.problem.data_checks import (
+    batch_check,
+    check_data,
+    number_of_data,
+    refuse_autocast,
+)
 from natural_langevin.run.problem.motion import Motion
-from natural_langevin.run.problem.pitfalls import refuse_autocast
 from natural_langevin.run.problem.step_size_checks import (
     StepSize,
     check_stages,

@@ -1,7 +1,7 @@
 """Common base of both estimators: settings, encoding of columns, and the fit.
 
 A fit is ``tabular.recipe.learn`` on the encoded columns, as ``natural-langevin train`` does: one
-table, one answer.
+table, one answer. Predictions are pandas or polars columns, if requested by ``set_output``.
 """
 
 # ruff: noqa: N803 (scikit-learn calls its inputs X)
@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+
+# ruff: noqa: N803 (scikit-learn calls its inputs X)
+from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 from sklearn.utils import check_random_state
@@ -23,7 +26,6 @@ from torch import Tensor
 from natural_langevin.data.table import Table, from_frame, need_pandas, short
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.sklearn import pickles
-from natural_langevin.sklearn.frames import OUTPUTS, Array, answer, is_frame, name_of
 from natural_langevin.tabular.explain import (
     Importance,
     PartialDependence,
@@ -337,3 +339,48 @@ def _weighted(table: Table, weight: Array | None) -> Table:
         return table
     whole = bool((weight == np.round(weight)).all())
     return table.take(np.repeat(np.arange(len(table)), weight.astype(int) if whole else weight > 0))
+
+
+Array = NDArray[Any]
+
+#: What ``set_output(predict=...)`` takes.
+OUTPUTS = ("default", "same", "pandas", "polars")
+
+
+def is_frame(X: Any) -> bool:
+    """Whether it is a pandas or polars frame: something with named columns of their own types."""
+    return hasattr(X, "columns") and hasattr(X, "dtypes") and hasattr(X, "to_dict")
+
+
+def kind_of(X: Any) -> str:
+    """What ``X`` is: "pandas", "polars" or "array"."""
+    if not is_frame(X):
+        return "array"
+    return "pandas" if hasattr(X, "iloc") else "polars"
+
+
+def answer(values: Array, X: Any, output: str, names: Sequence[Any]) -> Any:
+    """``values`` (n,) or (n, k) about the rows of ``X``: as they are with ``output`` "default",
+    else as a column or as k columns of these names, with the index of a pandas frame."""
+    kind = kind_of(X) if output == "same" else output
+    if kind in ("default", "array") or values.ndim > 2:
+        return values
+    if kind == "pandas":
+        import pandas as pd
+
+        index = X.index if kind_of(X) == "pandas" else None
+        if values.ndim == 1:
+            return pd.Series(values, index=index, name=names[0])
+        return pd.DataFrame(values, index=index, columns=list(names))
+    import polars as pl
+
+    if values.ndim == 1:
+        return pl.Series(str(names[0]), values)
+    return pl.DataFrame({str(name): values[:, k] for k, name in enumerate(names)})
+
+
+def name_of(y: Any) -> list[Any]:
+    """The names of targets that came as a column or a frame; [] of arrays."""
+    if hasattr(y, "columns"):
+        return list(y.columns)
+    return [y.name] if getattr(y, "name", None) is not None else []

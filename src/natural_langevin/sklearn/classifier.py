@@ -12,8 +12,7 @@ from sklearn.utils import column_or_1d
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from torch import Tensor
 
-from natural_langevin.sklearn.base import NaturalLangevinEstimator
-from natural_langevin.sklearn.frames import Array
+from natural_langevin.sklearn.base import Array, NaturalLangevinEstimator
 from natural_langevin.tabular.target import in_order
 
 

@@ -11,8 +11,7 @@ import torch
 from sklearn.base import RegressorMixin
 from torch import Tensor
 
-from natural_langevin.sklearn.base import NaturalLangevinEstimator
-from natural_langevin.sklearn.frames import Array
+from natural_langevin.sklearn.base import Array, NaturalLangevinEstimator
 from natural_langevin.tabular.outcome import KINDS
 from natural_langevin.tabular.predictive import Predictive
 from natural_langevin.tabular.target import are_counts

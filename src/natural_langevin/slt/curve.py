@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from natural_langevin._internal.figures import new_figure
+from natural_langevin._internal.extras import new_figure
 from natural_langevin._internal.given_weights import Weights, weights_of
 from natural_langevin._internal.html import shown
 from natural_langevin.likelihoods import Likelihood

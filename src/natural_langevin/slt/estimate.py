@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from natural_langevin._internal.figures import new_figure
+from natural_langevin._internal.extras import new_figure
 from natural_langevin._internal.html import text_shown
 from natural_langevin.diagnostics import ranks
 from natural_langevin.posterior.posterior import Posterior

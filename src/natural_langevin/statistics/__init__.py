@@ -9,7 +9,6 @@ statistics that may be asked for, ``rules`` one file for every kind of layer.
 from natural_langevin._internal.chains import Params
 from natural_langevin.statistics.capture import Network
 from natural_langevin.statistics.data_parallel import DataParallel, Part
-from natural_langevin.statistics.evaluation import DeferredCall, Evaluation, Statistics
 from natural_langevin.statistics.gradients import Gradients
 from natural_langevin.statistics.moments import Sharing, split_rows, unit_rows
 from natural_langevin.statistics.prepare import (
@@ -18,7 +17,16 @@ from natural_langevin.statistics.prepare import (
     prepare_model,
     with_parameters,
 )
-from natural_langevin.statistics.requests import Basis, Group, Request, Requests, grouped
+from natural_langevin.statistics.requests import (
+    Basis,
+    DeferredCall,
+    Evaluation,
+    Group,
+    Request,
+    Requests,
+    Statistics,
+    grouped,
+)
 from natural_langevin.statistics.rules import (
     RULES,
     Call,

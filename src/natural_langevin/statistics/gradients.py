@@ -25,17 +25,21 @@ from natural_langevin.likelihoods import Likelihood
 from natural_langevin.likelihoods import State as LikelihoodState
 from natural_langevin.statistics.capture import Network
 from natural_langevin.statistics.data_parallel import DataParallel, Part, at_its_rows
-from natural_langevin.statistics.evaluation import (
-    BatchTargets,
-    DeferredCall,
-    Evaluation,
-    Statistics,
-)
 from natural_langevin.statistics.in_turn import in_turn, one_by_one, one_of
 from natural_langevin.statistics.moments import NO_BASIS, Sharing, chunk_numbers
 from natural_langevin.statistics.one_chain import OneChain, clipped, from_layers, kind_of
 from natural_langevin.statistics.plan import Plan, make_plan
-from natural_langevin.statistics.requests import Basis, Request, Requests, check_requests, grouped
+from natural_langevin.statistics.requests import (
+    Basis,
+    BatchTargets,
+    DeferredCall,
+    Evaluation,
+    Request,
+    Requests,
+    Statistics,
+    check_requests,
+    grouped,
+)
 
 
 def _without_axis(function: Any, axes: tuple[int | None, ...], *values: Any) -> Any:

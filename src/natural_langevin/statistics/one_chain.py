@@ -23,10 +23,9 @@ from natural_langevin.likelihoods import Likelihood
 from natural_langevin.likelihoods import State as LikelihoodState
 from natural_langevin.statistics.capture import Network
 from natural_langevin.statistics.data_parallel import Part, at_its_rows
-from natural_langevin.statistics.evaluation import BatchTargets
 from natural_langevin.statistics.moments import Moments, Sharing, dense_moments
 from natural_langevin.statistics.plan import Plan
-from natural_langevin.statistics.requests import Basis, Group, Requests
+from natural_langevin.statistics.requests import Basis, BatchTargets, Group, Requests
 from natural_langevin.statistics.statistics import Recorded, layer_statistics
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from natural_langevin._internal import checked_json
 from natural_langevin._internal.checked_json import with_checksum, without_checksum, write_json
-from natural_langevin._internal.same_run import check_same_run
+from natural_langevin._internal.provenance import check_same_run
 from natural_langevin._internal.version import __version__
 from natural_langevin.tabular.features import Features
 from natural_langevin.tabular.recipe import Learned

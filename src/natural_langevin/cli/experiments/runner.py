@@ -29,7 +29,7 @@ from natural_langevin._internal.checked_json import (
     write_json,
 )
 from natural_langevin._internal.folder_lock import FolderLock
-from natural_langevin._internal.same_run import check_same_run
+from natural_langevin._internal.provenance import check_same_run
 from natural_langevin.cli.experiments.origin import origin
 from natural_langevin.cli.experiments.table1 import baseline_stages, defaults_stage, stages
 from natural_langevin.cli.experiments.table1.protocol import (

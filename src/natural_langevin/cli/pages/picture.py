@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from natural_langevin._internal.atomic import write_output
-from natural_langevin._internal.figures import new_figure
+from natural_langevin._internal.extras import new_figure
 from natural_langevin._internal.messages import visible
 from natural_langevin.cli.pages.schema import ResultsError
 

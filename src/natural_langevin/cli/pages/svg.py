@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 from xml.etree import ElementTree
 
-from natural_langevin._internal.figures import new_figure
+from natural_langevin._internal.extras import new_figure
 from natural_langevin.cli.pages.text import short
 
 

@@ -1,4 +1,8 @@
-"""Checks of the data against the network and the likelihood, before the first step."""
+"""Checks of the data against the network and the likelihood, before the first step.
+
+Mistakes that silently sample the wrong distribution: outputs detached from the parameters, and
+an autocast around the sampler.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,10 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from natural_langevin._internal.chains import Params
-from natural_langevin._internal.light_autograd import vjp
+from natural_langevin._internal.light_autograd import autograd_grad, vjp
 from natural_langevin.data.checks import shown_to_model
 from natural_langevin.data.streams import Loader, Stream
 from natural_langevin.dynamics import State
-from natural_langevin.run.problem.pitfalls import check_attached
 from natural_langevin.statistics import Gradients, Network
 from natural_langevin.statistics.selfcheck import check_statistics
 from natural_langevin.statistics.vectorised import why_untransformable
@@ -150,3 +153,45 @@ def _check_deterministic(network: Network, params: Params, x: Tensor, outputs: A
             "draws random numbers, but the likelihood needs a deterministic network. Call "
             "model.eval() first, or remove F.dropout(training=True) or the noise from its forward"
         ) from error
+
+
+def refuse_autocast(device: torch.device) -> None:
+    """An autocast around the run would round the sampler's own arithmetic, not only the network."""
+    if torch.is_autocast_enabled(device.type):
+        dtype = torch.get_autocast_dtype(device.type)
+        raise ValueError(
+            f"a sampler cannot run inside torch.autocast({device.type!r}, {dtype}): call it "
+            f"outside, and give Langevin(..., autocast={dtype}) for a network in that precision"
+        )
+
+
+def check_attached(network: Network, params: Params, x: Tensor) -> None:
+    """The outputs must depend on the parameters (of one chain, (*shape) each), as autograd sees it.
+
+    Where they do not, all gradients are zero and the chain samples the prior."""
+    try:
+        # Tensors made in inference mode cannot have gradients: copies, made outside of it.
+        with torch.inference_mode(False), torch.enable_grad():
+            leaves = {k: p.detach().clone().requires_grad_() for k, p in params.items()}
+            outputs = pytree.tree_leaves(network.call(leaves, x.detach().clone()))
+            tied = [o for o in outputs if isinstance(o, Tensor) and o.requires_grad]
+            reached: list[Tensor | None] = [None] * len(leaves)
+            if tied:
+                total = torch.stack([o.sum() for o in tied]).sum()
+                reached = list(autograd_grad(total, list(leaves.values()), allow_unused=True))
+    except RuntimeError:  # what autograd cannot do is said by other checks
+        return
+    cut = [name for name, g in zip(leaves, reached, strict=True) if g is None]
+    if len(cut) == len(leaves):
+        raise ValueError(
+            "the network's output does not depend on any parameter as far as gradients go, so only "
+            "the prior would be sampled: leave out detach(), .data, torch.no_grad() and .item() in "
+            "its forward pass"
+        )
+    if cut:
+        more = f" and {len(cut) - 3} others" if len(cut) > 3 else ""
+        log.warning(
+            "the output does not depend on %s%s: they are sampled from their prior only. Remove "
+            "the detach(), or freeze them with requires_grad_(False)",
+            ", ".join(map(repr, cut[:3])), more,
+        )  # fmt: skip

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from natural_langevin import likelihoods, metrics, models, priors, schedules
 from natural_langevin._internal.chains import Params
-from natural_langevin.cli.experiments.table1.ensemble import Ensemble, Scorer
 from natural_langevin.cli.experiments.table1.protocol import Method, Preset
 from natural_langevin.cli.experiments.table1.scores import (
     finite,
@@ -28,7 +27,13 @@ from natural_langevin.cli.experiments.table1.scores import (
     summary,
     uncertain_inputs,
 )
-from natural_langevin.cli.experiments.table1.training import DivergedError, Outcome, train
+from natural_langevin.cli.experiments.table1.training import (
+    DivergedError,
+    Ensemble,
+    Outcome,
+    Scorer,
+    train,
+)
 from natural_langevin.data import Dataset
 from natural_langevin.langevin import Langevin
 

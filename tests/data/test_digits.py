@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from natural_langevin.data import catalog
+from natural_langevin.data import images
 from natural_langevin.data.dataset import digits
 
 
@@ -70,7 +70,7 @@ def test_without_scikit_learn_the_error_names_the_extra(monkeypatch: pytest.Monk
 def test_importing_the_package_needs_only_torch_and_numpy() -> None:
     """What a module of `data` imports at its top; imports inside functions are for extras."""
     allowed = {*sys.stdlib_module_names, "torch", "numpy", "natural_langevin"}
-    modules = sorted(Path(catalog.__file__).parent.glob("*.py"))
+    modules = sorted(Path(images.__file__).parent.glob("*.py"))
     assert len(modules) > 5
     for module in modules:
         for node in ast.parse(module.read_text(encoding="utf-8")).body:

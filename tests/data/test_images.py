@@ -22,7 +22,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from natural_langevin.data import catalog, images, sources
+from natural_langevin.data import images, sources
 from natural_langevin.data.dataset import Dataset
 from natural_langevin.data.errors import CorruptDataError, DataError, DataUnavailableError
 from natural_langevin.data.sources import IdxFile, ImageSource
@@ -170,7 +170,7 @@ def test_a_folder_that_is_none_is_not_passed_over(
     with pytest.raises(DataError, match=r"data_dir = .*nowhere is not a folder: give"):
         images.mnist(tmp_path / "nowhere", download=False)
     with pytest.raises(DataError, match="nowhere is not a folder"):
-        catalog.load("auto", data_dir=tmp_path / "nowhere", download=False)
+        images.load("auto", data_dir=tmp_path / "nowhere", download=False)
 
 
 def test_the_cache_is_used_when_the_user_folder_has_nothing(
@@ -369,19 +369,19 @@ def test_load_by_name(mnist: Tiny, fashion: Tiny, tmp_path: Path) -> None:
     fashion.write(tmp_path / "fashion-mnist")
     for expected in (mnist, fashion):
         name = expected.source.name
-        assert_holds(catalog.load(name, data_dir=tmp_path, download=False), expected)
+        assert_holds(images.load(name, data_dir=tmp_path, download=False), expected)
 
 
 def test_an_unknown_name_lists_the_valid_ones() -> None:
     with pytest.raises(ValueError, match=r"'cifar'; .* auto, mnist, fashion-mnist, digits"):
-        catalog.load("cifar")
+        images.load("cifar")
 
 
 def test_auto_is_mnist_when_it_can_be_had(
     mnist: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, logger="natural_langevin"):
-        dataset = catalog.load("auto", data_dir=mnist.write(tmp_path), download=False)
+        dataset = images.load("auto", data_dir=mnist.write(tmp_path), download=False)
     assert_holds(dataset, mnist)
     assert dataset.source.startswith("auto: MNIST")
     assert "using MNIST" in caplog.text
@@ -392,7 +392,7 @@ def test_auto_is_digits_otherwise_and_says_so(
 ) -> None:
     pytest.importorskip("sklearn")
     with caplog.at_level(logging.INFO, logger="natural_langevin"):
-        dataset = catalog.load("auto", download=False)
+        dataset = images.load("auto", download=False)
     assert dataset.name == "digits"
     assert "MNIST is not available" in dataset.source
     assert "using digits instead of MNIST" in caplog.text
@@ -402,7 +402,7 @@ def test_auto_does_not_hide_a_corrupt_file(mnist: Tiny, tmp_path: Path) -> None:
     mnist.write(tmp_path)
     (tmp_path / IMAGES).write_bytes(b"damaged")
     with pytest.raises(CorruptDataError, match=IMAGES):
-        catalog.load("auto", data_dir=tmp_path)
+        images.load("auto", data_dir=tmp_path)
 
 
 def test_auto_with_neither_mnist_nor_scikit_learn(
@@ -410,7 +410,7 @@ def test_auto_with_neither_mnist_nor_scikit_learn(
 ) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(DataUnavailableError, match=r"pip install 'natural-langevin\[sklearn\]'"):
-        catalog.load("auto", download=False)
+        images.load("auto", download=False)
 
 
 # --- the real tables, the real data -----------------------------------------------------------

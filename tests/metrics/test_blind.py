@@ -10,25 +10,27 @@ import torch
 
 import small_run
 from natural_langevin import Langevin, likelihoods, models
-from natural_langevin.metrics import blind
+from natural_langevin.metrics import summary
 
 
 def test_each_kind_against_its_formula() -> None:
     generator = torch.Generator().manual_seed(0)
     y = 3 + 2 * torch.randn(20_000, 2, generator=generator)
     wanted = math.log(2 * math.pi * math.e * 4)  # two components of entropy ln(2 pi e 4) / 2
-    assert blind.numbers(y) == pytest.approx(wanted, abs=0.02)
+    assert summary.blind_numbers(y) == pytest.approx(wanted, abs=0.02)
     rates = torch.full((20_000, 1), 3.0)
     poisson = torch.poisson(rates, generator=generator)
     law = torch.distributions.Poisson(3.0)
-    assert blind.counts(poisson) == pytest.approx(float(-law.log_prob(poisson).mean()), abs=0.01)
+    assert summary.blind_counts(poisson) == pytest.approx(
+        float(-law.log_prob(poisson).mean()), abs=0.01
+    )
     wide = torch.poisson(
         rates * torch.rand(20_000, 1, generator=generator) * 4, generator=generator
     )
     over = -torch.distributions.Poisson(wide.mean()).log_prob(wide).mean()
-    assert blind.counts(wide) < float(over) - 0.1  # a Poisson distribution is too narrow
+    assert summary.blind_counts(wide) < float(over) - 0.1  # a Poisson distribution is too narrow
     labels = torch.tensor([0] * 30 + [1] * 10)
-    assert blind.classes(labels, 3) == pytest.approx(
+    assert summary.blind_classes(labels, 3) == pytest.approx(
         -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
     )
 
@@ -37,7 +39,7 @@ def test_evaluate_says_what_a_blind_guess_and_one_network_score() -> None:
     x, y = small_run.data()
     posterior = small_run.sample(400, burn_in=200, sampler={"step_size": 0.02})
     scores = posterior.evaluate(x, y)
-    assert scores.blind_nll == pytest.approx(blind.classes(y, 2))
+    assert scores.blind_nll == pytest.approx(summary.blind_classes(y, 2))
     each = -posterior.log_likelihood(x, y).mean(-1)
     assert scores.single_nll == pytest.approx(float(each.min()), rel=1e-5)
     assert "of a blind guess" in str(scores)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from natural_langevin._internal import html
+from natural_langevin._internal import messages
 
 MEBIBYTE = 1 << 20
 #: Seconds between two states of a display that is drawn as a whole.
@@ -197,12 +197,12 @@ class _Notebook:
         words = [f"{self._title}: {_amount(done, self._total, self._bytes)}", detail.line]
         words += [] if not left else [f"{left:.0f} s left"]
         head = detail.head if detail.rows else ()
-        page = html.shown("  ".join(filter(None, words)), detail.rows, detail.notes, head=head)
+        page = messages.shown("  ".join(filter(None, words)), detail.rows, detail.notes, head=head)
         bar = f'<progress value="{done}" max="{self._total}"></progress>' if self._total else ""
         self._handle.update(self._html(page + bar))
 
     def say(self, text: str) -> None:
-        self._handle.update(self._html(html.shown(f"{self._title}: {text}")))
+        self._handle.update(self._html(messages.shown(f"{self._title}: {text}")))
 
     def close(self) -> None:
         pass

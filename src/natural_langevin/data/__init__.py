@@ -3,10 +3,9 @@
 Imports nothing but tools; statistics and up import it.
 """
 
-from natural_langevin.data.catalog import NAMES, load
 from natural_langevin.data.dataset import Dataset, digits
 from natural_langevin.data.errors import CorruptDataError, DataError, DataUnavailableError
-from natural_langevin.data.images import fashion_mnist, mnist
+from natural_langevin.data.images import NAMES, fashion_mnist, load, mnist
 from natural_langevin.data.streams import SharedBatches, Subsets, SymmetricSweeps
 
 __all__ = [

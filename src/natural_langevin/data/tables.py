@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from natural_langevin.data import frame_files
-from natural_langevin.data.catalog import NAMES, load
 from natural_langevin.data.csv_file import MOST_COLUMNS, UNNAMED, CsvFile
 from natural_langevin.data.errors import DataError
+from natural_langevin.data.images import NAMES, load
 from natural_langevin.data.npz import read_npz
 from natural_langevin.data.table import WORDS, Source, Table, compact, need_pandas
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from natural_langevin._internal.html import shown
+from natural_langevin._internal.messages import shown
 from natural_langevin.diagnostics.advice import Advice
 from natural_langevin.diagnostics.configurational import Configurational
 from natural_langevin.diagnostics.function_space import (

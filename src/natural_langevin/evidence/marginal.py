@@ -37,7 +37,7 @@ from torch.utils.data import DataLoader
 from natural_langevin import priors
 from natural_langevin._internal.chains import Params
 from natural_langevin._internal.extras import new_figure
-from natural_langevin._internal.html import shown, text_shown
+from natural_langevin._internal.messages import shown, text_shown
 from natural_langevin.diagnostics import ranks
 from natural_langevin.langevin import Langevin
 from natural_langevin.likelihoods import Likelihood

@@ -1,4 +1,7 @@
-"""All scores of one evaluation, with an explanation of each."""
+"""All scores of one evaluation, with an explanation of each, beside the blind guess: the best
+prediction of targets that ignores the inputs. Its parameters are fitted to the targets that are
+scored, which favours it by about k / (2 n) nats for n targets and k parameters.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.distributions import NegativeBinomial, Normal, Poisson
 
-from natural_langevin._internal.html import shown
+from natural_langevin._internal.messages import shown
 from natural_langevin.likelihoods.predictive import Mixture
-from natural_langevin.metrics import blind, classification, regression, selective
+from natural_langevin.metrics import classification, regression, selective
 
 #: A score: its name, its value, what it means.
 Row = tuple[str, str, str]
@@ -56,7 +60,7 @@ class ClassificationScores:
             ),
             risk_coverage_area=selective.risk_coverage(-confidence, predicted != y).area,
             ood_auroc=None if outside is None else selective.ood_auroc(inside, outside),
-            blind_nll=blind.classes(y, probabilities.shape[1]) if _varied(y) else None,
+            blind_nll=blind_classes(y, probabilities.shape[1]) if _varied(y) else None,
         )
 
     @property
@@ -118,7 +122,7 @@ class RegressionScores:
         squared = (mean - y).square().reshape(len(y), -1).sum(1)
         levels = torch.tensor(LEVELS, dtype=torch.float64)
         lower, upper = law.icdf((1 - levels) / 2), law.icdf((1 + levels) / 2)
-        guess = blind.counts if law.is_discrete else blind.numbers
+        guess = blind_counts if law.is_discrete else blind_numbers
         return RegressionScores(
             count=len(y),
             nll=float(-law.log_prob(y).mean()),
@@ -226,3 +230,32 @@ def _table(title: str, rows: list[Row]) -> str:
     names, values = max(len(r[0]) for r in rows), max(len(r[1]) for r in rows)
     lines = [f"{name:<{names}}  {value:>{values}}  {words}" for name, value, words in rows]
     return "\n".join([title, *lines])
+
+
+def blind_classes(y: Tensor, count: int) -> float:
+    """-ln p per label of the labels' own frequencies: their entropy, in nats.
+
+    >>> round(blind_classes(torch.tensor([0, 0, 1, 1]), 2), 4)
+    0.6931
+    """
+    p = torch.bincount(y, minlength=count).double() / len(y)
+    return float(-torch.special.xlogy(p, p).sum())
+
+
+def blind_numbers(y: Tensor) -> float:
+    """-ln p per sample (B, ...) of a normal distribution with every component's own mean and
+    standard deviation, summed over the components."""
+    y = y.double().reshape(len(y), -1)
+    spread = y.std(0, correction=0).clamp_min(torch.finfo(torch.float64).tiny ** 0.25)
+    return float(-Normal(y.mean(0), spread).log_prob(y).sum(1).mean())
+
+
+def blind_counts(y: Tensor) -> float:
+    """The same of counts: a negative binomial with their mean and variance, or a Poisson
+    distribution where the variance is no larger than the mean."""
+    y = y.double().reshape(len(y), -1)
+    mean, variance = y.mean(0).clamp_min(1e-9), y.var(0, correction=0)
+    poisson = -Poisson(mean).log_prob(y)
+    excess = (variance - mean).clamp_min(1e-9)
+    wide = -NegativeBinomial(mean.square() / excess, probs=excess / (mean + excess)).log_prob(y)
+    return float(torch.where(variance > mean * (1 + 1e-6), wide, poisson).sum(1).mean())

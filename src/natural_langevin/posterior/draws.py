@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin._internal.chains import Params
-from natural_langevin._internal.html import shown
+from natural_langevin._internal.messages import shown
 from natural_langevin._internal.processes import SingleProcess
 from natural_langevin._internal.whole_numbers import whole_number
 from natural_langevin.data.signature import Signature

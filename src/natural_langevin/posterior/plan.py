@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from natural_langevin import schedules
-from natural_langevin._internal.html import shown
+from natural_langevin._internal.messages import shown
 from natural_langevin.posterior.units import Units
 
 #: Draws of every chain that are kept where nobody says how many.

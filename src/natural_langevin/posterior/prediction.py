@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Distribution
 
-from natural_langevin._internal import html
+from natural_langevin._internal import messages
 from natural_langevin.likelihoods import Likelihood, State, mixtures
 from natural_langevin.likelihoods.predictive import (
     Mixture,
@@ -77,7 +77,7 @@ class Prediction(NamedTuple):
         caption = f"Prediction for {len(self.mean):,} inputs, mean of {tuple(self.mean.shape[1:])}"
         left = len(self.mean) - count
         notes = [f"and {left:,} inputs more"] if left else []
-        return html.shown(caption, rows, notes, head=("input", "mean", *parts))
+        return messages.shown(caption, rows, notes, head=("input", "mean", *parts))
 
 
 class Averager:

@@ -37,7 +37,7 @@ from natural_langevin.preconditioners import RMSProp
 from natural_langevin.priors import of_chains
 from natural_langevin.run import time_limit
 from natural_langevin.run.problem import work
-from natural_langevin.run.problem.losses import losses
+from natural_langevin.run.problem.starts import losses
 from natural_langevin.run.time_limit import NO_LIMIT, TimeLimit
 from natural_langevin.statistics import Gradients
 

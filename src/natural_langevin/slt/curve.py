@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from natural_langevin._internal.extras import new_figure
 from natural_langevin._internal.given_weights import Weights, weights_of
-from natural_langevin._internal.html import shown
+from natural_langevin._internal.messages import shown
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.slt.estimate import LearningCoefficient

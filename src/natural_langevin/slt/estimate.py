@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin._internal.extras import new_figure
-from natural_langevin._internal.html import text_shown
+from natural_langevin._internal.messages import text_shown
 from natural_langevin.diagnostics import ranks
 from natural_langevin.posterior.posterior import Posterior
 

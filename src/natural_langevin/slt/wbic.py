@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from natural_langevin import priors
-from natural_langevin._internal.html import text_shown
+from natural_langevin._internal.messages import text_shown
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.slt import losses

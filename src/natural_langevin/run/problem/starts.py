@@ -8,18 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from statistics import median
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
+from torch.utils import _pytree as pytree
 
 from natural_langevin import models, random
 from natural_langevin._internal.chains import Batch, Params
 from natural_langevin._internal.given_weights import Weights, weights_of
 from natural_langevin._internal.gpu_kernels import plain
+from natural_langevin.execution.kernels.native.forward import NativeOutputs
+from natural_langevin.likelihoods import Likelihood
 from natural_langevin.priors import Prior
-from natural_langevin.run.problem.losses import losses
 from natural_langevin.run.problem.problem import Problem
+from natural_langevin.statistics import Network
 
 #: Where chains start: a kind, or weights, which may be one per chain.
 Init = str | Weights | Sequence[Weights]
@@ -131,3 +138,36 @@ def _losses(problem: Problem, params: Params, data: Batch) -> Tensor:
     x, y = (t.to(problem.device).expand(len(first), *t.shape) for t in data)
     learned = problem.likelihood.init(len(first), dtype=first.dtype, device=first.device)
     return losses(problem.network, problem.likelihood, params, (x, y), learned)
+
+
+#: From so many chains on they are evaluated side by side, this many rows in all at a time.
+MANY_CHAINS, ROWS_AT_ONCE = 8, 20_000
+#: Outputs in C, where it knows the network.
+_NATIVE: WeakKeyDictionary[Network, NativeOutputs] = WeakKeyDictionary()
+
+
+def losses(
+    network: Network, likelihood: Likelihood, params: Params, data: Batch, learned: Params
+) -> Tensor:
+    """-ln p(y | x) per sample for every chain of ``params``, (chain,), each on its rows of
+    ``data``, (chain, n, ...)."""
+
+    def loss(outputs: Any, y: Tensor, state: Params) -> Tensor:
+        return likelihood.log_loss(outputs, y, state).mean()
+
+    def one(own: Params, x: Tensor, y: Tensor, state: Params) -> Tensor:
+        outputs = network.call(own, x.clone())  # it may work on its inputs in place
+        return loss(outputs, y, state)
+
+    x, y = data
+    with torch.no_grad():
+        if network.autocast is None:
+            native = _NATIVE.setdefault(network, NativeOutputs(network.model))
+            outputs = native(network.call, params, x, own=True)
+            if outputs is not None:
+                return vmap(loss)(outputs, y, learned).double()
+        if len(x) >= MANY_CHAINS:  # operator calls are what is paid for
+            together = max(1, ROWS_AT_ONCE // x.shape[1])
+            return vmap(one, chunk_size=together)(params, x, y, learned).double()
+        of = [pytree.tree_map(itemgetter(c), (params, x, y, learned)) for c in range(len(x))]
+        return torch.stack([one(*chain) for chain in of]).double()

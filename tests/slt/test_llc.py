@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -319,3 +319,38 @@ def test_no_step_size_is_chosen_by_rows_that_are_best_predicted_at_the_start() -
             evidence.log_marginal_likelihood(
                 problem.model, LIKELIHOOD, (problem.x, problem.y), prior=problem.prior, **own
             )
+
+
+@pytest.mark.parametrize(
+    ("cold", "precise", "given", "rows"),
+    [
+        (1.0, 1.0, {}, [1000]),
+        (1.0, 0.0, {}, [1000, 1200]),
+        (0.0, 1.0, {}, [1200]),
+        (1.0, 1.0, {"steps": 2000}, [1200]),
+    ],
+)
+def test_a_short_run_of_few_rows_is_all_if_they_heat_little_and_its_error_is_small(
+    cold: float, precise: float, given: dict[str, int], rows: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    module = importlib.import_module("natural_langevin.slt.llc")
+    monkeypatch.setattr(module, "COLD", cold)
+    monkeypatch.setattr(module, "PRECISE", precise)
+    problem, beta, seen = regression(n=6000), 1 / math.log(6000), []
+    usual = module.run
+
+    def run(*args: Any, **options: Any) -> Any:
+        found = usual(*args, **options)
+        seen.append(found.posterior.config["batch_size"])
+        return found
+
+    monkeypatch.setattr(module, "run", run)
+    data = problem.x, problem.y
+    found = slt.llc(problem.model, LIKELIHOOD, data, prior=problem.prior, seed=1, **given)
+    exact = 6000 * beta * (problem.expected_loss(beta) - float(problem.loss(problem.centre)))
+    print(found, exact)
+    assert seen == rows
+    assert ("ended" in found.posterior.config) == (not given)
+    assert abs(found.value - exact) < 4 * found.error
+    assert found.error < 0.15 * exact

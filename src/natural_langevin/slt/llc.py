@@ -9,6 +9,8 @@ a fifth of the data, in shuffled epochs, which makes b small; an estimate of it 
 the loss beyond its quadratic approximation, and a second run with c times the friction measures b:
 
     first = lambda + b,   second = lambda + b / c:    b / c = (first - second) / (c - 1).
+
+Where fewer rows leave b small too, a short run of them is tried, and kept if its error is small.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from natural_langevin._internal.given_weights import Weights, weights_of
 from natural_langevin.langevin import Langevin
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.posterior.arviz import log_prior
+from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.run.problem import starts
 from natural_langevin.slt import epochs, losses
@@ -46,6 +49,8 @@ Baseline = Literal["model", "minimum"]
 
 #: Minibatches of an epoch, and the fewest and most rows of one.
 MINIBATCHES, FEWEST_ROWS, MOST_ROWS = 5, 1000, 4096
+#: Parts of the value: b of the fewest rows, to try them, and the error at which that is enough.
+COLD, PRECISE = 0.01, 0.02
 #: Draws of a chain at most: each is evaluated on all data.
 DRAWS = 64
 #: The friction of the second run in units of the first's.
@@ -106,17 +111,20 @@ def llc(
     True
     """
     check(likelihood, model, baseline)
-    first = run(
-        model, likelihood, data, init=model, power=power, chains=chains,
-        prior=localised(model, gamma=gamma) if prior is None else prior,
-        steps=steps, seconds=seconds, batch_size=batch_size, burn_in=burn_in,
-        draws=draws, progress=progress, **options,
-    )  # fmt: skip
-    sampler, posterior = first.sampler, first.posterior
-    base = at_baseline(sampler, weights_of(model), data, baseline, posterior)
-    base, draws_of = base.expand(posterior.chains), Draws.of(sampler, posterior, data)
-    every = list(range(posterior.chains))
-    found = summarised(posterior, every, base, baseline, draws_of)
+    for few in (True, False):
+        first = run(
+            model, likelihood, data, init=model, power=power, chains=chains,
+            prior=localised(model, gamma=gamma) if prior is None else prior,
+            steps=steps, seconds=seconds, batch_size=batch_size, burn_in=burn_in,
+            draws=draws, progress=progress, few=few, **options,
+        )  # fmt: skip
+        sampler, posterior = first.sampler, first.posterior
+        base = at_baseline(sampler, weights_of(model), data, baseline, posterior)
+        base, draws_of = base.expand(posterior.chains), Draws.of(sampler, posterior, data)
+        every = list(range(posterior.chains))
+        found = summarised(posterior, every, base, baseline, draws_of)
+        if not first.few or found.error <= PRECISE * found.value:
+            break
     cooler = None if seconds else with_more_friction(first, [found], data, progress)
     if cooler is not None:
         second, posterior = Draws.of(sampler, cooler, data), cooler
@@ -157,11 +165,13 @@ def by_recipe(
 
 
 class Run(NamedTuple):
-    """A sampler, its posterior, and the same sampler with another start."""
+    """A sampler, its posterior, the same sampler with another start, and whether the run was a
+    short one of few rows."""
 
     sampler: Langevin
     posterior: Posterior
     starting_at: Callable[[Weights], Langevin]
+    few: bool
 
 
 def run(
@@ -179,9 +189,11 @@ def run(
     seconds: float | None,
     burn_in: int | None,
     progress: bool | str,
+    few: bool = False,
     **options: Any,
 ) -> Run:
-    """A run at a power of the likelihood; None: 1 / ln n."""
+    """A run at a power of the likelihood; None: 1 / ln n. ``few``: a short one of few rows, if
+    its length is open and they heat little."""
     if draws < 1:
         raise ValueError(f"draws must be positive, got {draws!r}")
     count = rows_of(data, options.get("num_data"))
@@ -192,13 +204,34 @@ def run(
         Langevin, model, likelihood, prior=prior, likelihood_power=power, chains=chains, **options
     )
     sampler = starting_at(init=init)
+    plan, usual = None, batch_size
     if batch_size is None and not isinstance(data, DataLoader):
-        batch_size = usual_batch(int(count))
+        usual = batch_size = usual_batch(int(count))
+        if few and steps is seconds is burn_in is None:
+            plan = sampler.plan(data, batch_size=usual, keep=draws)
+            plan = with_fewest_rows(plan, sampler.problem.weights, count)
+            batch_size = plan.batch_size
     posterior = sampler.sample(
-        data, steps, seconds=seconds, batch_size=batch_size, burn_in=burn_in, keep=draws,
+        data, steps, seconds=seconds, batch_size=batch_size, burn_in=burn_in, keep=draws, plan=plan,
         progress=progress,
     )  # fmt: skip
-    return Run(sampler, posterior, lambda init: starting_at(init=init))
+    return Run(sampler, posterior, lambda init: starting_at(init=init), few=batch_size != usual)
+
+
+def with_fewest_rows(plan: Plan, weights: int, count: float) -> Plan:
+    """The plan without a second part and with the fewest rows in a minibatch; or as it is, where by
+    its pilot these would add more than ``COLD`` of the value."""
+    size, heat, m = plan.step_size, plan.measured.get("heat"), count / FEWEST_ROWS
+    few = plan.batch_size <= FEWEST_ROWS
+    if few or not heat or plan.end is None or not isinstance(size, float):
+        return plan
+    added = epochs.bias(
+        weights / 2, weights=weights, heat=heat * (m - 1) / (count / plan.batch_size - 1),
+        minibatches=m, step_size=size, steepest=plan.measured["curvature"], shuffled=True,
+    )  # fmt: skip
+    if added > COLD * weights / 2:
+        return plan
+    return replace(plan, batch_size=FEWEST_ROWS, end=replace(plan.end, most=0))
 
 
 def rows_of(data: Any, num_data: float | None) -> float:

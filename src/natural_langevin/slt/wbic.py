@@ -55,7 +55,7 @@ def wbic(
 ) -> FreeEnergy:
     """WBIC under ``prior`` (None: N(0, 2 / fan_in)). ``options`` are those of ``Langevin``."""
     check(likelihood, model, "model")
-    sampler, posterior, _ = run(
+    sampler, posterior, *_ = run(
         model, likelihood, data, init=options.pop("init", None), power=None, chains=chains,
         prior=priors.FanIn(math.sqrt(2)) if prior is None else prior, draws=draws, steps=steps,
         seconds=None, batch_size=batch_size, burn_in=burn_in, progress=progress, **options,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -144,6 +145,11 @@ def test_verdicts() -> None:
     arrays = problem.x.numpy(), problem.y.numpy()
     short = slt.llc(problem.model, LIKELIHOOD, arrays, steps=4, chains=2)
     assert short.warnings
+    noise = torch.randn(4, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    apart = torch.arange(4.0)[:, None] + noise
+    unmixed = replace(tight, trace=apart)
+    more = min(10.0, (unmixed.rhat**2 - 1) / (1.1**2 - 1))
+    assert f"Use steps={float(f'{600 * more:.2g}'):.0f} or more" in str(unmixed)
     with pytest.raises(ValueError, match="fixed likelihood"):
         slt.llc(problem.model, likelihoods.Gaussian(sigma="rmse"), (problem.x, problem.y))
     with pytest.raises(ValueError, match="baseline"):

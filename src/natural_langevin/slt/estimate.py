@@ -63,6 +63,12 @@ class LearningCoefficient:
         return float(ranks.rhat(_numbers(self.trace))[0])
 
     @property
+    def _enough(self) -> int:
+        """Steps for an R-hat of ``RHAT``: R-hat^2 - 1 falls as 1 / steps; ten times at most."""
+        more = min(10.0, (self.rhat**2 - 1) / (RHAT**2 - 1))
+        return int(float(f"{more * self.posterior.config['steps']:.2g}"))
+
+    @property
     def warnings(self) -> list[str]:
         """Reasons to doubt the value, each with a remedy; empty if there is none."""
         found, size = [], max(abs(self.value), 1e-12)
@@ -87,7 +93,7 @@ class LearningCoefficient:
         if self.rhat > RHAT:
             exact = " On so few weights dynamics.Adjusted() is an exact reference."
             found.append(
-                f"Chains have not mixed: R-hat {self.rhat:.2f}. Use more steps."
+                f"Chains have not mixed: R-hat {self.rhat:.2f}. Use steps={self._enough} or more."
                 + (exact if self.weights <= SMALL else "")
             )
         elif "no steps are left" in (ended := str(self.posterior.config.get("ended"))):

@@ -589,7 +589,8 @@ def decided() -> str:
          f"{c.step_size.heat:g} to the temperature"),
         ("steps", f"until the chains agree, at {c.end.rows} rows and around them, by the R-hat of "
          f"`diagnose`, with {c.end.ess:g} effective draws of the worst: {c.end.first_steps:,} "
-         f"steps at least, then parts {c.end.growth} times as long each, up to "
+         f"steps at least, more where draws lack, parts {c.end.growth} times as long where chains "
+         "disagree, up to "
          f"{c.length.unmixed * c.length.most:,} (tables {c.length.most:,}) or a budget of "
          "operations (tens of seconds on a CPU)"),
         ("burn-in", "a third of the steps"),

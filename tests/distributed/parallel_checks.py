@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -443,7 +444,7 @@ def check_whole_recipe(group: Group, folder: Path) -> dict[str, Any]:
     y = 1000 * x[:, :1].sin() + 50 + 100 * torch.randn(60, 1, generator=generator)
 
     shorter = changed(
-        SHORT, length={"fewest": 60, "most": 240}, end={"first_steps": 60},
+        SHORT, length={"fewest": 60, "most": 240, "unmixed": 5}, end={"first_steps": 60},
         descent={"rounds": (20,)}, prior={"native": Trial(16, 1, 4, folds=3, rounds=2)},
     )  # fmt: skip
 
@@ -454,12 +455,16 @@ def check_whole_recipe(group: Group, folder: Path) -> dict[str, Any]:
         return sampler.sample((x, y), progress=False, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ending, "too_short", lambda *_: "R-hat")
+        patch.setattr(
+            ending, "too_short",
+            lambda found, *_: ("R-hat", math.inf) if found.plan.extended else ("few draws", 1.01),
+        )  # fmt: skip
         alone, spread = one(None), one("auto")
         saved = one("auto", store=folder / "draws", checkpoint=folder / "whole", every=50)
     own = spread.shards.processes.own
     return {
-        "decided": bool(alone.plan.units and alone.plan.descent and alone.config["steps_before"]),
+        "decided": bool(alone.plan.units and alone.plan.descent)
+        and alone.config["steps_before"] == 60 + alone.plan.extended[1],
         "plans": [one.plan == alone.plan for one in (spread, saved)],
         "bits": [
             all(torch.equal(v[own.start : own.stop], found.samples[k][...])

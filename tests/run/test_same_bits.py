@@ -3,7 +3,9 @@ gone on with in any phase, the same bits come out."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +18,22 @@ from natural_langevin.recipe import prior_trial, step_size
 from natural_langevin.run import descent, ending
 from natural_langevin.run.checkpoint import CheckpointError
 from natural_langevin.run.collector import SampleCollector
-from short_recipe import SHORT
+from short_recipe import SHORT, changed
 
 
 class KilledError(BaseException):
     """The process is gone."""
 
 
+def too_short(so_far: Posterior, *_: Any) -> tuple[str, float]:
+    """Three parts: the second lacks draws and goes on, and is burn-in then."""
+    lacks = so_far.config.get("phase") == 1 and not so_far.plan.extended
+    return ("few draws", 1.01) if lacks else ("R-hat", math.inf)
+
+
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two parts: the first is always too short."""
-    monkeypatch.setattr(ending, "too_short", lambda *_: "R-hat")
+    monkeypatch.setattr(ending, "too_short", too_short)
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
@@ -38,7 +45,8 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
 
 def sampler() -> Langevin:
     network = models.mlp(2, 1, (32,), activation=nn.Tanh)  # of more weights than rows: two parts
-    return Langevin(network, likelihoods.Gaussian("rmse"), chains=2, recipe=SHORT)
+    recipe = changed(SHORT, length={"unmixed": 2}, end={"first_part": 10, "first_steps": 60})
+    return Langevin(network, likelihoods.Gaussian("rmse"), chains=2, recipe=recipe)
 
 
 def run(**options: Any) -> Posterior:
@@ -60,9 +68,10 @@ def assert_same(one: Posterior, other: Posterior) -> None:
 @pytest.fixture(scope="module")
 def plain() -> Posterior:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ending, "too_short", lambda *_: "R-hat")
+        patch.setattr(ending, "too_short", too_short)
         found = run()
-    assert found.config["steps_before"] > 0
+    assert found.plan.extended == (0, 242)
+    assert found.config["steps_before"] == 60 + 242
     assert found.plan.descent
     assert found.plan.units is not None
     assert found.config["recipe"]["prior_scale"] is not None
@@ -83,7 +92,7 @@ def test_wherever_draws_and_checkpoints_go(
 
 def test_a_plan_is_run_as_it_is(plain: Posterior, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = sampler().plan(data())
-    assert plan == plain.plan
+    assert plan == replace(plain.plan, extended=())
     monkeypatch.setattr(step_size, "by_curvature", None)  # nothing is searched for again
     assert_same(plain, run(plan=Plan.from_json(plan.to_json())))
 
@@ -110,7 +119,10 @@ def dies(of: Callable[..., Any], call: int) -> Callable[..., Any]:
         (descent, "losses", -1, True),
         (SampleCollector, "keep", 3, False),
         (ending, "too_short", 1, True),  # at the end of the first part
-        (SampleCollector, "keep", -5, False),  # in the second
+        (SampleCollector, "take_over", 1, True),  # when the second goes on
+        (SampleCollector, "take_over", 1, False),
+        (ending, "too_short", 3, True),  # at its end then
+        (SampleCollector, "keep", -5, False),  # in the third
         pytest.param(SampleCollector, "keep", -5, True, marks=pytest.mark.thorough),
     ],
 )
@@ -132,24 +144,62 @@ def test_killed_at_any_moment(
     assert_same(plain, run(**options))
 
 
+def test_a_part_that_goes_on_keeps_its_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its chains are those of a run that was as long from the start, of which fewer are kept."""
+    plan = sampler().plan(data())
+    monkeypatch.setattr(
+        ending, "too_short",
+        lambda found, *_: ("", 1.0) if "phase" in found.config else ("R-hat", math.inf),
+    )  # fmt: skip
+    short, whole = run(plan=plan), run(plan=plan.longer(1, 600))
+    monkeypatch.setattr(ending, "further", lambda phase, *_: {180: 181, 361: 239}.get(phase.steps))
+    more = run(plan=plan)
+    assert more.plan.extended == whole.plan.extended == (0, 600)
+    assert more.config["steps_before"] == short.config["steps_before"] == 60
+    assert more.config["burn_in"] == short.config["burn_in"] == 60
+    assert more.config["thin"] == 4 * short.config["thin"] == 20
+    assert (short.draws, more.draws) == (24, 27)  # between 1/sqrt(2) and sqrt(2) of those
+    for name, value in more.samples.items():
+        assert torch.equal(value, whole.samples[name]), name
+        assert torch.equal(value[:, :6], short.samples[name][:, 3::4]), name
+    assert torch.equal(more.trace, whole.trace)
+
+
+@pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("steps", [(20, 48, 90), (50, 100, 100)])
-def test_a_finished_run_goes_on_beyond_its_end(tmp_path: Path, steps: tuple[int, ...]) -> None:
+def test_a_finished_run_goes_on_beyond_its_end(
+    tmp_path: Path, steps: tuple[int, ...], stored: bool
+) -> None:
     """With the bits of one that was as long from the start; again and again."""
     options: dict[str, Any] = {"batch_size": 20, "burn_in": 8, "thin": 4, "progress": False}
+    folders: dict[str, Any] = {"checkpoint": tmp_path}
+    folders |= {"store": tmp_path / "draws"} if stored else {}
     network = models.mlp(2, 1, (4,))
 
     def one() -> Langevin:
         return Langevin(network, likelihoods.Gaussian("rmse"), step_size=1e-3, chains=2)
 
     for count in steps:
-        found = one().sample(data(), count, checkpoint=tmp_path, **options)
+        found = one().sample(data(), count, **folders, **options)
     whole = one().sample(data(), steps[-1], **options)
     assert found.config["steps"] == whole.config["steps"] == steps[-1]
     for name, value in whole.samples.items():
-        assert torch.equal(value, found.samples[name])
+        assert torch.equal(value, found.samples[name][...])
     assert torch.equal(whole.mean["0.weight"], found.mean["0.weight"])
+    assert torch.equal(whole.trace, found.trace)
     with pytest.raises(CheckpointError, match="steps"):
-        one().sample(data(), steps[-1] - 4, checkpoint=tmp_path, **options)
-    options["thin"] = 2
-    with pytest.raises(CheckpointError, match="thin"):
-        one().sample(data(), steps[-1] + 4, checkpoint=tmp_path, **options)
+        one().sample(data(), steps[-1] - 4, **folders, **options)
+    for name, value in (("thin", 2), ("thin", 8), ("burn_in", steps[-1])):
+        with pytest.raises(CheckpointError, match=name):
+            one().sample(data(), steps[-1] + 16, **folders, **(options | {name: value}))
+
+
+def test_a_part_of_open_length_ends_where_it_is_told_to(tmp_path: Path) -> None:
+    first = run(checkpoint=tmp_path)
+    longer = run(checkpoint=tmp_path, steps=1400)
+    assert longer.config["steps"] == 1400 > first.config["steps"]
+    assert longer.config["steps_before"] == first.config["steps_before"]
+    for name, value in longer.samples.items():  # it is thinned alike, or further
+        every = longer.config["thin"] // first.config["thin"]
+        kept = first.samples[name][:, every - 1 :: every]
+        assert torch.equal(value[:, : kept.shape[1]], kept)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,7 +30,7 @@ def first_part_of_open_length(
         end={"first_steps": 200}, length={"fewest": 600},
         cost={"usual": replace(USUAL.cost.usual, relaxations=1)},
     )  # fmt: skip
-    monkeypatch.setattr(ending, "too_short", lambda *_: "R-hat")
+    monkeypatch.setattr(ending, "too_short", lambda *_: ("R-hat", math.inf))
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(150, 2, generator=generator)
     net = models.mlp(2, 1, (32,), activation=nn.Tanh)

@@ -146,20 +146,21 @@ class Diagnosis:
         """Everything that was followed along the draws."""
         return {PREDICTIONS: self.mixing} | self.beyond | self.parameters
 
-    def unmixed(self, ess: float) -> str:
+    def unmixed(self, ess: float) -> tuple[str, float]:
         """Why the chains have not mixed, in short, and nothing where they agree with ``ess``
         effective draws in all, or as many as so few draws can show; of one chain, by these
-        alone."""
+        alone. And how many times the draws that takes, infinity where they disagree."""
         every, count = self.followed, sum(len(m.ess) for m in self.followed.values())
         apart = [m for m in every.values() if self._disagree(m, count)]
         if apart:
-            return f"R-hat is up to {said(max(m.rhat.max() for m in apart))}"  # type: ignore[union-attr]
-        least = min(float(m.ess.min()) for m in every.values())
-        if least < min(ess, ess_limit(self.chains, self.draws, count)):
-            return f"there are as few as {least:.0f} effective draws"
+            return f"R-hat is up to {said(max(m.rhat.max() for m in apart))}", math.inf  # type: ignore[union-attr]
         if self.noise is not None and self.noise.differs:
-            return f"the chains have learned different noise levels, {self.noise}"
-        return ""
+            return f"the chains have learned different noise levels, {self.noise}", math.inf
+        least = min(float(m.ess.min()) for m in every.values())
+        wanted = min(ess, ess_limit(self.chains, self.draws, count))
+        if least < wanted:
+            return f"there are as few as {least:.0f} effective draws", wanted / max(least, 1.0)
+        return "", 1.0
 
     def _mixing_verdicts(self) -> list[str]:
         found = []

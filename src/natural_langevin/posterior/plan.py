@@ -12,10 +12,11 @@ the friction, the step size.
 from __future__ import annotations
 
 import json
+import math
 import re
 import textwrap
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from natural_langevin.posterior.units import Units
 
 #: Draws of every chain that are kept where nobody says how many.
 DRAWS = 200
-FORMAT = 4
+FORMAT = 5
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,9 @@ class EndRule:
 
     The first part has a fraction 1 / ``first_part`` of the steps, at least ``first_steps``. The run
     ends there if the chains agree and have ``ess`` effective draws in all, at ``rows`` of the
-    inputs and around them. Otherwise this part becomes burn-in, and a part ``growth`` times as long
-    follows; the last part has all remaining steps. ``remembered``: the number of batches that the
-    metric of one part counts for in the average of the next."""
+    inputs and around them. Otherwise it becomes burn-in, and a part ``growth`` times as long
+    follows, which goes on if it only lacks draws; the last has all remaining steps. ``remembered``:
+    the batches that the metric of one part counts for in the average of the next."""
 
     first_part: int
     first_steps: int
@@ -80,11 +81,12 @@ class EndRule:
 class OpenEnd:
     """The end of a run whose length was not given: by the ``rule``, or after ``most`` steps in all.
     ``of``: the steps that this was made for; if the plan's steps are changed, they are run as
-    given."""
+    given. ``given``: whether the last phase that was ``extended`` ends it."""
 
     of: int
     most: int
     rule: EndRule
+    given: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,9 +107,8 @@ class Plan:
     one per chain, or None, the sampler's own; ``falls_from``: the offset of a polynomial schedule
     where the search of ``choose_step_size`` found it. ``chains``: None is the sampler's own number.
     ``burn_in`` and ``thin``: None is a third of the steps, and about ``draws`` draws.
-    ``extended``: the number of a phase, and the steps that it was given beyond its own
-    (``sample(data, checkpoint=folder, steps=more)``). ``reasons``: why each is what it is, by
-    field."""
+    ``extended``: the steps of phases that went on beyond their end, 0 for others.
+    ``reasons``: why each is what it is, by field."""
 
     recipe: str
     prior: str
@@ -131,7 +132,7 @@ class Plan:
     until: str | None = None
     seconds: float | None = None
     exchange: int | None = None
-    extended: tuple[int, int] | None = None
+    extended: tuple[int, ...] = ()
     calibrate: bool = True
     calibration: Calibration | None = None
     units: Units | None = None
@@ -148,18 +149,35 @@ class Plan:
         """Whether the run uses the recipe's dynamics."""
         return self.friction is not None
 
+    @property
+    def open_end(self) -> OpenEnd | None:
+        """The end of a run of open length."""
+        return self.end if self.end is not None and self.end.of == self.steps else None
+
     def lengths(self) -> list[tuple[int, int, int]]:
         """Steps, burn-in and thinning of the parts of the run; a part runs only if the one before
         was too short."""
-        end = self.end
-        if end is None or end.of != self.steps:
+        end = self.open_end
+        if end is None:
             return [self.usual(self.steps, self.burn_in, self.thin)]
-        rule, parts, left = end.rule, [], max(end.most, self.steps)
-        steps = min(left, max(rule.first_steps, self.steps // rule.first_part))
-        while left >= (1 + rule.growth) * steps:
-            parts.append(steps)
-            left, steps = left - steps, rule.growth * steps
-        return [self.usual(steps) for steps in (*parts, left)]
+        rule, left, parts = end.rule, end.most, list[tuple[int, int, int]]()
+        steps, more = max(rule.first_steps, self.steps // rule.first_part), [*self.extended]
+        while not parts or left >= steps:
+            part, burn_in, thin = self.usual(left if left < (1 + rule.growth) * steps else steps)
+            steps = (more and more.pop(0)) or part
+            thin *= 2 ** round(math.log2((steps - burn_in) / (part - burn_in)))
+            parts.append((steps, burn_in, thin))
+            left, steps = 0 if end.given and not more else left - steps, rule.growth * steps
+        return parts
+
+    def longer(self, phase: int, steps: int, *, given: bool = False) -> Plan:
+        """The same with so many steps in a phase, and its burn-in; of a run of open length about as
+        many draws are kept."""
+        if (end := self.open_end) is not None:
+            before = (*self.extended, *[0] * phase)[:phase]
+            return replace(self, extended=(*before, steps), end=replace(end, given=given))
+        _, burn_in, thin = self.lengths()[0]
+        return replace(self, steps=steps, burn_in=burn_in, thin=thin, end=None)
 
     def usual(
         self, steps: int, burn_in: int | None = None, thin: int | None = None
@@ -211,29 +229,16 @@ class Plan:
             value = json.loads(source) if isinstance(source, str) else source
             if value.pop("format", None) != FORMAT:
                 raise ValueError("it is of another version")
-            units = None if value["units"] is None else Units.from_config({"units": value["units"]})
-            end = value["end"]
-            if end is not None:
-                end = OpenEnd(**end | {"rule": EndRule(**end["rule"])})
-            descent = value["descent"]
-            if descent is not None:
-                descent = Descent(**descent | {"rounds": tuple(descent["rounds"])})
-            calibration = value["calibration"]
-            if calibration is not None:
-                widths = tuple(calibration["widths"])
-                calibration = Calibration(**calibration | {"widths": widths})
-            size = value["step_size"]
-            return Plan(
-                **value
-                | {
-                    "units": units,
-                    "end": end,
-                    "descent": descent,
-                    "calibration": calibration,
-                    "step_size": tuple(size) if isinstance(size, list) else size,
-                    "extended": value["extended"] and tuple(value["extended"]),
-                }
-            )
+            value["units"] = Units.from_config(value)
+            if (end := value["end"]) is not None:
+                value["end"] = OpenEnd(**end | {"rule": EndRule(**end["rule"])})
+            if (descent := value["descent"]) is not None:
+                value["descent"] = Descent(**descent | {"rounds": tuple(descent["rounds"])})
+            if (chosen := value["calibration"]) is not None:
+                value["calibration"] = Calibration(**chosen | {"widths": tuple(chosen["widths"])})
+            if isinstance(size := value["step_size"], list):
+                value["step_size"] = tuple(size)
+            return Plan(**value | {"extended": tuple(value["extended"])})
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"this is not a plan ({error}): give what plan.to_json() returned"

@@ -119,9 +119,8 @@ def resumed(
     """The plan of a resumed run, which keeps its choices; if more steps are asked for than the
     current ``phase`` has, the phase is extended."""
     if asked.steps is not None and asked.steps >= steps:
-        extended = plan.extended if asked.steps == steps else (phase, asked.steps)
         kept = resumed(motion, given, plan, replace(asked, steps=None), phase=phase, steps=steps)
-        return replace(kept, extended=extended)
+        return kept if asked.steps == steps else kept.longer(phase, asked.steps, given=True)
     if not given.by_recipe:
         fresh = _given_plan(motion, given, replace(asked, steps=asked.steps or plan.steps))
         chosen = {k: getattr(plan, k) for k in ("step_size", "falls_from", "measured", "reasons")}

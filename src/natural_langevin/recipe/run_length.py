@@ -51,7 +51,7 @@ def choose(
         steps = min(max(length.fewest, wanted), affordable)
         if burn_in is None and thin is None:
             most = _most(choice.way, settings) * (length.unmixed if choice.way == "native" else 1)
-            end = OpenEnd(of=steps, most=min(affordable, most), rule=settings.end)
+            end = OpenEnd(steps, max(steps, min(affordable, most)), settings.end)
         reason = (
             f"{budget.relaxations} relaxation times of directions that only the prior determines"
         )

@@ -299,9 +299,9 @@ class Settings:
     #: A quarter of a run of open length, and 2,000 steps, is all where its chains agree at 32 rows
     #: and around them, with 100 effective draws in all of what is worst: means are known there to a
     #: tenth of a deviation, and an interval for 95 % of n draws holds .95 n / (n + 1) of what they
-    #: are drawn from (with 50: .92, beyond the data of 1-8-1). Parts three times as long follow,
-    #: each of which begins where the one before ended, until the steps that it may take are spent.
-    #: A metric counts for 25 batches in the part that follows.
+    #: are drawn from (with 50: .92, beyond the data of 1-8-1). Otherwise it is burn-in of a part
+    #: three times as long, which goes on if it lacks draws, and so forth while there are steps. A
+    #: metric counts for 25 batches in the part that follows.
     end: EndRule = EndRule(
         first_part=4, first_steps=2_000, growth=3, rows=32, remembered=25, ess=100.0
     )

@@ -7,8 +7,10 @@ predictions instead (``experiments.table1.ensemble``).
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
@@ -131,30 +133,15 @@ class SampleCollector:
         looks, losses = self._trace.values[:, 0], self._trace.values[:, 1:].T
         return {"samples": self._store.tree(), "looks": looks, "losses": losses, "counts": counts}
 
-    def tree_of(self, draws: int, looks: int) -> dict[str, Any]:
-        """What ``tree`` was like when there was room for so many draws and looks."""
-        samples = self._store.tree()
-        if self._store.files:
-            raise ValueError(
-                "a run with its draws in a folder (store=) cannot be extended: its file has a "
-                "fixed size. Keep the draws in memory, or start a new run with more steps"
-            )
-        fewer = {name: value[:, :draws] for name, value in samples.items()}
-        tree = self.tree()
-        shorter = {"looks": tree["looks"][:looks], "losses": tree["losses"][:, :looks]}
-        return tree | {"samples": fewer, **shorter}
-
-    def lengthened(self, found: dict[str, Any], look_every: int) -> dict[str, Any]:
-        """A checkpoint's tree of fewer draws with room for all, as if there had been no end: a look
-        at it that was not due is forgotten."""
-        tree, (kept, looks) = self.tree(), found["counts"].tolist()
-        if looks and int(found["looks"][looks - 1]) % look_every:
-            looks -= 1
-        for name, value in found["samples"].items():
-            tree["samples"][name][:, : value.shape[1]] = value
-        tree["looks"][:looks] = found["looks"][:looks]
-        tree["losses"][:, :looks] = found["losses"][:, :looks]
-        return tree | {"counts": torch.tensor([kept, looks])}
+    def take_over(self, shorter: SampleCollector, kept: Iterable[bool], look_every: int) -> None:
+        """Takes what a shorter run has collected, the draws that are ``kept``, as if it had had no
+        end: a look there that was not due is forgotten."""
+        samples = shorter._store.first(shorter.kept)
+        for draw in itertools.compress(range(shorter.kept), kept):
+            self._store.put(self.kept, {name: value[:, draw] for name, value in samples.items()})
+            self.kept += 1
+        due = shorter.trace[shorter.trace[:, 0] % look_every == 0]
+        self._trace.values[: len(due)], self._trace.count = due, len(due)
 
     def begin(self, found: dict[str, Any] | None) -> None:
         """Starts from the beginning, or from the checkpoint's tree ``found``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from natural_langevin import schedules
 from natural_langevin.posterior.plan import Plan
@@ -19,22 +19,17 @@ class Phase:
     draws: int
     spent: int
 
+    def continues(self, other: Phase) -> bool:
+        """Whether it is the other with more steps."""
+        same = self.burn_in == other.burn_in and self.thin % other.thin == 0
+        return same and self.steps > other.steps
+
 
 def phases(plan: Plan, explores: schedules.Stages | None = None) -> list[Phase]:
     """Each is the last unless it was too short (``ending``). ``explores``: see ``schedules``."""
-    found: list[Phase] = []
-    lengths, spent = plan.lengths(), 0
-    for steps, burn_in, thin in lengths:
-        thin, draws = check_thinning(steps, burn_in, thin, plan.keep, explores)
-        found.append(Phase(steps, burn_in, thin, draws, spent))
+    found, spent = list[Phase](), 0
+    for steps, burn_in, thin in plan.lengths():
+        kept = check_thinning(steps, burn_in, thin, plan.keep, explores)
+        found.append(Phase(steps, burn_in, *kept, spent))
         spent += steps
-    if plan.extended is None:
-        return found
-    number, steps = plan.extended
-    return [*found[:number], longer(found[number], steps, explores)]
-
-
-def longer(phase: Phase, steps: int, explores: schedules.Stages | None = None) -> Phase:
-    """The phase with another number of steps, and draws as far apart."""
-    thin, draws = check_thinning(steps, phase.burn_in, phase.thin, None, explores)
-    return replace(phase, steps=steps, thin=thin, draws=draws)
+    return found

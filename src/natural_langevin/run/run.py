@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import itertools
 import logging
+import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ from natural_langevin.run import (
     loop,
     preparation,
 )
-from natural_langevin.run.checkpoint import RunCheckpoint
+from natural_langevin.run.checkpoint import check_same_way
 from natural_langevin.run.collector import SampleCollector
 from natural_langevin.run.exchange import ReplicaExchange
 from natural_langevin.run.kept_draws import check_memory
@@ -98,24 +99,32 @@ class Options:
 
 
 def run(motion: Motion, plan: Plan, options: Options) -> Posterior:
-    """The posterior of a plan. A phase that was too short is followed by the next, from where it
-    ended. A checkpoint says in which phase a run was: it goes on from there.
+    """The posterior of a plan. A phase that was too short goes on, or the next follows from where
+    it ended. A checkpoint's phase is gone on with, beyond its end if the plan has more steps.
 
     ``motion``: the plan's (``recipe.decide.follow``)."""
     todo = phases(plan, _stages(motion))
     there = resumed_config(options.checkpoint, motion.problem.chains.processes)
-    number, resumes = min(int(there.get("phase", 0)), len(todo) - 1), True
-    shorter, known = None, Plan.from_config(there)
-    if known is not None and plan.extended not in (None, known.extended):
-        shorter = phases(known, _stages(motion))[number]
-    old = list(there.get("draws_before", []))  # files of phases before, which were burn-in
-    found: Posterior | State | None = None
+    number, known = min(int(there.get("phase", 0)), len(todo) - 1), Plan.from_config(there)
+    first = plan
+    if known is not None and todo[number].continues(phases(known, _stages(motion))[number]):
+        first = replace(plan, steps=known.steps, end=known.end, extended=known.extended)
+    found = _phase(motion, _Part(first, number, there.get("draws_before", [])), options, plan)
     while not isinstance(found, Posterior):
-        found = _phase(
-            motion, plan, todo, number, found, options, old, resumes=resumes, shorter=shorter
-        )
-        number, resumes, shorter = number + 1, False, None
+        found = _phase(motion, found, options)
     return found
+
+
+@dataclass
+class _Part:
+    """The phase of a plan that is to run. ``old``: files of draws before. ``before``: where the
+    phase before ended, or this one when it was shorter, by which steps it ``collected``."""
+
+    plan: Plan
+    number: int
+    old: list[str]
+    before: State | None = None
+    collected: tuple[SampleCollector, RunPlan] | None = None
 
 
 def _stages(motion: Motion) -> schedules.Stages | None:
@@ -128,7 +137,7 @@ class _Ready(NamedTuple):
     ``identity``: what a checkpoint or a folder of draws must have in common with it. ``where``:
     where this process keeps its draws."""
 
-    phase: Phase
+    steps: RunPlan
     engine: Engine
     state: State
     step_size: StepSize
@@ -141,23 +150,15 @@ class _Ready(NamedTuple):
 
 
 def _phase(
-    motion: Motion,
-    plan: Plan,
-    todo: list[Phase],
-    number: int,
-    before: State | None,
-    options: Options,
-    old: list[str],
-    *,
-    resumes: bool,
-    shorter: Phase | None = None,
-) -> Posterior | State:
-    """One phase from where the one ``before`` ended; its end where the next is to follow.
-    ``resumes``: whether a checkpoint is gone on from, ``shorter``: that phase before it was
-    extended. ``old``: files of draws that were burn-in."""
-    problem, phase, mesh = motion.problem, todo[number], motion.problem.chains.processes
-    ready = _ready(motion, plan, phase, number, options, old)
-    engine, collector, config = ready.engine, ready.collector, ready.config
+    motion: Motion, part: _Part, options: Options, resumes: Plan | None = None
+) -> Posterior | _Part:
+    """One phase, or what is to follow it. ``resumes``: the plan by which a checkpoint's phase goes
+    on, beyond its end if it is another."""
+    problem, mesh, plan = motion.problem, motion.problem.chains.processes, part.plan
+    todo, number, before = phases(plan, _stages(motion)), part.number, part.before
+    phase = todo[number]
+    ready = _ready(motion, part, phase, options)
+    engine, collector, config, steps = ready.engine, ready.collector, ready.config, ready.steps
 
     def so_far(now: State) -> Posterior:
         return _posterior(motion, problem, collector.so_far, now, config)
@@ -175,6 +176,11 @@ def _phase(
     )
 
     def start(state: State) -> State:
+        if before is not None and part.collected is not None:
+            (shorter, were), part.collected = part.collected, None  # draws may be large
+            iterates = filter(were.keeps, itertools.count(were.burn_in + were.thin, were.thin))
+            collector.take_over(shorter, map(steps.keeps, iterates), steps.look_every)
+            return before
         begun = _started(motion, plan, engine, state, before, options)
         target.begin()
         return begun if ready.swaps is None else ready.swaps.begin(begun)
@@ -182,18 +188,18 @@ def _phase(
     as_it_is = before is None and options.begin is None and plan.descent is None
     with contextlib.ExitStack() as closing:
         closing.callback(ready.sink.close)
-        extended = None if shorter is None else _extended(motion, ready, shorter, options)
-        saved = _checkpoint(motion, ready, ready.identity, options)
+        saved = open_checkpoint(
+            options.checkpoint, ready.identity, engine.stream, mesh, description.made_by(motion),
+            options.commit,
+        )  # fmt: skip
         if saved is not None:
             closing.callback(saved.close)
         with mesh.together("the run"):
             tree = None
-            if saved is not None and extended is not None:
-                tree, saved.way = extended
-            elif saved is not None and resumes:
+            if saved is not None and resumes is not None:
                 tree = saved.load(loop.tree(ready.state, collector))
             state, interrupted = loop.run(
-                _steps(motion, phase, options), engine, ready.state, collector,
+                steps, engine, ready.state, collector,
                 saved=saved, found=tree,
                 title=options.progress if isinstance(options.progress, str) else "sampling",
                 progress=bool(options.progress), processes=mesh, watcher=watcher,
@@ -202,15 +208,25 @@ def _phase(
             )  # fmt: skip
         # Chains that were lost are reported: another phase would begin with them again.
         running = bool((mesh.all_rows(state.diverged) < 0).all())
-        if plan.end is not None and not interrupted and running:
-            why = ending.too_short(so_far(state), engine.stream, plan.end.rule)
-            if why and number + 1 < len(todo):
-                follow = todo[number + 1].steps
-                log.info("%s: %d steps were burn-in, and %d follow", why, phase.steps, follow)
-                old += ready.sink.files
-                return state
-            config["ended"] = f"no steps are left: {why}" if why else "its chains agree"
-            log.info("the run ends: %s", config["ended"])
+        old, longer = [*part.old, *ready.sink.files], resumes
+        if saved is not None and longer not in (None, plan):
+            engine.prepare(state)
+            check_same_way(saved.way, engine.arithmetic)
+        elif (end := plan.open_end) is not None and not interrupted and running:
+            why, times = ending.too_short(so_far(state), engine.stream, end.rule)
+            # With the first part's metric, of few batches, chains that went on were lost.
+            if number + 1 < len(todo) and (times == math.inf or (why and not number)):
+                more = todo[number + 1].steps
+                log.info("%s: %d steps were burn-in, and %d follow", why, phase.steps, more)
+                return _Part(plan, number + 1, old, state)
+            if more := ending.further(phase, times, end):
+                log.info("%s after %d steps: %d more follow", why, phase.steps, more)
+                longer = plan.longer(number, phase.steps + more)
+            else:
+                config["ended"] = f"no steps are left: {why}" if why else "its chains agree"
+                log.info("the run ends: %s", config["ended"])
+        if longer is not None and longer != plan:
+            return _Part(longer, number, old, state, (collector, steps))
         config |= description.length_reached(plan, phase, target, state, interrupted)
         if ready.swaps is not None:
             config["exchange"] = ready.swaps.report(state)
@@ -222,18 +238,16 @@ def _phase(
         found = _posterior(motion, problem.user, collector.finish, state, config)
     if plan.calibrate and not options.trial:
         last_rows.beside_trained(found, problem.user)
-    for name in old:
+    for name in part.old:
         Path(ready.where, name).unlink(missing_ok=True)
     if problem.units is not None:
         problem.units.hand_back(found, problem.user.likelihood)
     return found
 
 
-def _ready(
-    motion: Motion, plan: Plan, phase: Phase, number: int, options: Options, old: list[str]
-) -> _Ready:
-    """The phase of this number, with all that it needs; files of draws before it are ``old``."""
-    problem, mesh = motion.problem, motion.problem.chains.processes
+def _ready(motion: Motion, part: _Part, phase: Phase, options: Options) -> _Ready:
+    """The phase with all that it needs."""
+    problem, mesh, plan = motion.problem, motion.problem.chains.processes, part.plan
     weights = problem.network.trainable()
     dtype = options.dtype or next(iter(weights.values())).dtype
     own = {k: p.expand(len(problem.chains.ids), *p.shape) for k, p in weights.items()}
@@ -241,13 +255,12 @@ def _ready(
     with mesh.together("preparing the run"):
         check_memory(specs, options.where, problem.device)
         step_size, engine, state = _prepared(motion, plan, phase, options)
-    if not options.trial and not phase.spent:
+    if not options.trial and part.before is None:
         _notice(motion, plan, engine.stream, options.said)
         engine.announce = True
     config = description.described(motion, plan, phase, options.where, dtype, engine)
-    if number:
-        config["phase"] = number
-        config |= {"draws_before": list(old)} if old else {}
+    before = {"phase": part.number, "draws_before": part.old}
+    config |= {k: v for k, v in before.items() if v}
     swaps = None
     if plan.exchange is not None:
         swaps = _swaps(motion, engine, plan.exchange, phase)
@@ -258,55 +271,20 @@ def _ready(
     where = check_same_everywhere(
         mesh, identity, description.made_by(motion), engine.stream, options.where
     )
+    steps = RunPlan(phase.steps, phase.burn_in, phase.thin, options.every, explores=_stages(motion))
     sink = stores.open_store(where, specs, device=problem.device, run=identity)
     collector = SampleCollector(
-        state, store=sink, dtype=dtype, looks=_steps(motion, phase, options).looks,
+        state, store=sink, dtype=dtype, looks=steps.looks,
         first=int(problem.chains.ids[0]), level=options.level, units=problem.units,
     )  # fmt: skip
-    return _Ready(phase, engine, state, step_size, swaps, collector, sink, where, config, identity)
-
-
-def _steps(motion: Motion, phase: Phase, options: Options) -> RunPlan:
-    return RunPlan(phase.steps, phase.burn_in, phase.thin, options.every, explores=_stages(motion))
-
-
-def _checkpoint(
-    motion: Motion, ready: _Ready, identity: dict[str, Any], options: Options
-) -> RunCheckpoint | None:
-    """Where checkpoints of the phase go, if anywhere."""
-    return open_checkpoint(
-        options.checkpoint, identity, ready.engine.stream, motion.problem.chains.processes,
-        description.made_by(motion), options.commit,
-    )  # fmt: skip
-
-
-def _extended(
-    motion: Motion, ready: _Ready, shorter: Phase, options: Options
-) -> tuple[dict[str, Any], str] | None:
-    """What the checkpoint of a ``shorter`` phase holds, with room for all of this one's draws, and
-    how its steps were run; None where none can be read."""
-    steps = _steps(motion, ready.phase, options)
-    identity = description.identity(
-        motion, shorter, ready.engine, ready.step_size, ready.config | {"steps": shorter.steps}
-    )
-    collected = ready.collector.tree_of(shorter.draws, -(-shorter.steps // steps.look_every))
-    saved = _checkpoint(motion, ready, identity, options)
-    assert saved is not None
-    try:
-        tree = saved.load({"state": ready.state, "collector": collected})
-    finally:
-        saved.close()
-    if tree is None:
-        return None
-    longer = ready.collector.lengthened(tree["collector"], steps.look_every)
-    return tree | {"collector": longer}, saved.way
+    return _Ready(steps, engine, state, step_size, swaps, collector, sink, where, config, identity)
 
 
 def _shifted(callback: Callback | None, units: Units | None) -> Callback | None:
     """The callback, shown losses in the user's units."""
     if units is None or callback is None or not callable(callback):
         return callback  # refused elsewhere, by name
-    return lambda look: callback(dataclasses.replace(look, loss=look.loss + units.shift))
+    return lambda look: callback(replace(look, loss=look.loss + units.shift))
 
 
 def _swaps(motion: Motion, engine: Engine, every: int, phase: Phase) -> ReplicaExchange:
@@ -363,7 +341,7 @@ def _prepared(
         # The noise goes on too: slow directions would be pushed the same way once more.
         assert isinstance(engine.dynamics, LangevinDynamics)
         noise, labels = engine.dynamics.noise, engine.dynamics.labels
-        engine.dynamics = dataclasses.replace(
+        engine.dynamics = replace(
             engine.dynamics, noise=random.later(noise, phase.spent),
             labels=random.later(labels, phase.spent),
         )  # fmt: skip

@@ -191,7 +191,8 @@ class TableFit:
         all."""
         view, plan = trial.view, trial.plan
         if (end := plan.end) is not None:
-            plan = replace(plan, end=replace(end, most=round(weight * end.most)))
+            most = max(end.of, round(weight * end.most))
+            plan = replace(plan, end=replace(end, most=most))
         rows = self._repeated
         sampler = self._sampler(view, chains, len(rows))
         plan = replace(plan, draws=self.settings.draws)

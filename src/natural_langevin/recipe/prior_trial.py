@@ -157,14 +157,12 @@ def _compare(search: Search, data: tuple[Tensor, Tensor]) -> list[Compared]:
     fails."""
     costs, batch_size, limit = search.costs, search.batch_size, search.limit
     settings, rule = costs.settings, costs.settings.prior
-    scales = rule.scales
-    inside, lines, budget = len(data[0]), len(scales) * rule.folds, costs.budget
-    work = costs.per_sample * lines * min(batch_size, inside)  # of a step with a chain on each fold
+    inside, budget = len(data[0]), costs.budget
+    step = costs.per_sample * min(batch_size, inside)  # of one chain
     most = costs.of_trial(batch_size, search.motion.problem.chains.count)
+    scales = rule.affordable(most / (step * rule.costly.steps))
+    work = step * len(rule.scales) * rule.folds  # with a chain on each fold
     costly = budget.spares and work * rule.eager.steps > most
-    if work / rule.folds * rule.costly.steps > most:
-        log.info("prior variance x 1: a trial of others would cost more than the run")
-        return []
     scaled, pattern = _with_scales(search.motion, scales, 1)
     scaled = scaled.on(scaled.problem.on(data))
     took = None

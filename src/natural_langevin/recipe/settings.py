@@ -153,6 +153,17 @@ class PriorTrial:
     #: Rounds of its descent: chains that have come equally far are compared.
     descent_rounds: int = 4
 
+    def affordable(self, count: float) -> tuple[float, ...]:
+        """The scales of which so many can be tried, the usual one first, and then wider ones: with
+        one alone, the trial calibrates.
+
+        >>> PriorTrial().affordable(0.5), PriorTrial().affordable(3.7)
+        ((1.0,), (1.0, 5.0, 25.0))
+        """
+        usual = self.scales.index(1.0)
+        first = self.scales[usual:] + self.scales[:usual]
+        return tuple(sorted(first[: max(1, int(count))]))
+
 
 @dataclass(frozen=True)
 class Sharpness:

@@ -30,8 +30,6 @@ from natural_langevin.execution.kernels.native.trace import LayerSpec, trace
 from natural_langevin.run.problem.problem import Problem
 from natural_langevin.statistics import Network
 
-#: A small matrix at many positions (tokens) takes torch as long as one of so many weights.
-SMALLEST = 4_000
 #: Layers that use a weight at many places of a sample.
 REUSES = (_ConvNd, nn.RNNBase, nn.MultiheadAttention)
 
@@ -97,8 +95,6 @@ def _of_call(module: nn.Module, inputs: Any, output: Any) -> float:
         positions = out.numel() / module.out_channels
         if module.transposed:
             positions = inputs[0].numel() / module.in_channels
-    elif positions > 1:
-        return sum(max(SMALLEST, p.numel()) for p in matrices) * positions
     return sum(p.numel() for p in matrices) * positions
 
 

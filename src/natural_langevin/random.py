@@ -19,7 +19,6 @@ which puts the largest possible draw at sqrt(64 ln 2) = 6.66 standard deviations
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -30,8 +29,7 @@ import torch
 from torch import Tensor
 from torch._C import _len_torch_dispatch_stack
 
-from natural_langevin._internal import gpu_build
-from natural_langevin._internal.gpu_kernels import allowed, plain, usable
+from natural_langevin._internal.gpu_kernels import Trial, allowed, tried, usable
 
 # What a stream is for. Streams of different purposes never share a key.
 NOISE, INIT, DATA, LABELS, HELD_OUT, EXCHANGE = range(6)
@@ -199,24 +197,16 @@ def _kernels(on: Tensor) -> Any:
 
 @cache
 def _tried_kernels(device: torch.device) -> Any:
-    """Triton's, once they have agreed with the plain operations."""
-    try:
-        gpu_build.wait(device)
+    def trial() -> Trial:
         from natural_langevin._internal import triton_random
 
         at, step = origin(0, NOISE, torch.arange(3, device=device)), torch.tensor(5, device=device)
-        with plain(), torch.cuda.device(device):
-            key = stream(at, step)
-            triton_random.build_both(at, step)
-            expected, found = normal(key, 70, start=32), triton_random.normal(key, 70, 32)
-            same = torch.equal(triton_random.stream(at, step), key)
-        if same and torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
-            return triton_random
-        reason = "they disagree with plain operations"
-    except Exception as error:  # no Triton, or a driver that it cannot work with
-        reason = str(error).split("\n")[0]
-    logging.getLogger("natural_langevin").warning("no Triton generators (%s)", reason)
-    return None
+        key = stream(at, step)
+        triton_random.build_both(at, step)
+        found = triton_random.normal(key, 70, 32), triton_random.stream(at, step).double()
+        return triton_random, found, (normal(key, 70, start=32), key.double())
+
+    return tried(device, "generators", trial)
 
 
 def aligned_starts(sizes: Iterable[int]) -> list[int]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from natural_langevin._internal import gpu_build
+
+Trial = tuple[Any, Sequence[Tensor], Sequence[Tensor]]
 _ALLOWED = [True]
 
 
@@ -40,3 +45,25 @@ def usable(on: Tensor) -> bool:
     """Whether a kernel may read this tensor's memory: inside torch.func's transformations (vmap,
     grad) a tensor has none of its own."""
     return _ALLOWED[-1] and reachable(on) and torch._C._functorch.peek_interpreter_stack() is None
+
+
+def tried(device: torch.device, what: str, trial: Callable[[], Trial]) -> Any:
+    """Kernels that agree with plain operations; or None, and why in the log. ``trial``: the
+    kernels, what they give, and what plain operations give."""
+    try:
+        gpu_build.wait(device)
+        with plain(), torch.cuda.device(device):
+            kernels, found, expected = trial()
+        pairs = zip(found, expected, strict=True)
+        if all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in pairs):
+            return kernels
+        reason = "they disagree with plain operations"
+    except Exception as error:  # no Triton, or a driver that it cannot work with
+        reason = str(error).split("\n")[0]
+    logging.getLogger("natural_langevin").warning("no Triton %s (%s)", what, reason)
+    return None
+
+
+def dot_precision() -> str:
+    """TF32 where ``torch.set_float32_matmul_precision`` allows it, otherwise full float32."""
+    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, distributions
 
 from natural_langevin import random
-from natural_langevin._internal import gpu_build
-from natural_langevin._internal.gpu_kernels import usable
+from natural_langevin._internal.gpu_kernels import Trial, tried, usable
 from natural_langevin.likelihoods.base import Likelihood, State, check_labels, per_sample
 
 
@@ -110,19 +109,14 @@ class Categorical(Likelihood):
 
 @cache
 def _tried_kernel(device: torch.device) -> Any:
-    """``triton_categorical``, where it works."""
-    try:
-        gpu_build.wait(device)
+    def trial() -> Trial:
         from natural_langevin._internal import triton_categorical as kernel
 
-        with torch.cuda.device(device):
-            f, y = torch.eye(3, device=device), torch.tensor([0, 0, 2], device=device)
-            found = kernel.loss_and_gradient(f, y)
+        f, y = torch.eye(3, device=device), torch.tensor([0, 0, 2], device=device)
         expected = Likelihood.output_gradient(Categorical(), f, y, {})
-        same = all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, expected, strict=True))
-        return kernel if same else None
-    except Exception:  # no Triton, or a driver that it cannot work with: nine launches then
-        return None
+        return kernel, kernel.loss_and_gradient(f, y), expected
+
+    return tried(device, "losses of classes", trial)
 
 
 def draw_classes(probabilities: Tensor, key: Tensor) -> Tensor:

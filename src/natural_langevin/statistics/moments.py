@@ -101,6 +101,9 @@ def _group_moments(
             merged: Any = {k: [Scatter.joined(gs).merged()] for k, gs in lookups.items()}
             merge(result, _expanded(group, merged, divisor, numbers))
             rest -= {"second", "cross"}
+        elif found := _by_kernel(group, forms, samples, divisor):
+            merge(result, found)
+            rest -= {"second", "cross"}
     if complete and "kronecker" in rest and _is_product(group, forms):
         maps: Any = forms[group.matrix]
         reduced = sharing != "expand"
@@ -138,6 +141,27 @@ def _rows(group: Group, forms: Any, samples: int, divisor: int) -> Params:
     return {
         w: _mean(_total(g.weighted(every, bias) for g in forms[w]), divisor) for w in group.weights
     }
+
+
+def _by_kernel(group: Group, forms: Any, samples: int, divisor: int) -> Moments:
+    """``second`` and ``cross`` of convolutions on a GPU; nothing where the kernel cannot."""
+    maps = {w: forms[w] for w in group.weights or (group.name,)}
+    single = all(len(gs) == 1 and isinstance(gs[0], Outer) for gs in maps.values())
+    sums = {w: gs[0].square_sums() for w, gs in maps.items()} if single else {}
+    if not all(sums.values()) or not single:
+        return {}
+    result: Moments = {"second": {}}
+    bias = None
+    if group.weights:
+        bias = _total(g.dense(slice(0, samples)) for g in forms[group.name])
+        result["second"][group.name] = _mean(_square_sum(bias), divisor)
+    rows: Params = {}
+    for w, of in sums.items():
+        result["second"][w], *row = (
+            _mean(s, divisor) for s in of(bias if "cross" in group.requests else None)
+        )
+        rows.update(zip([w], row, strict=False))
+    return result | ({"cross": {group.name: rows}} if rows else {})
 
 
 # From per-sample gradients written out ------------------------------------------------------------

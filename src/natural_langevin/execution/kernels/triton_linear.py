@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from natural_langevin._internal.gpu_build import Launch, launch
+from natural_langevin._internal.gpu_kernels import dot_precision
 from natural_langevin.execution.kernels.layer import (
     KIND_NUMBER,
     Given,
@@ -24,11 +24,6 @@ from natural_langevin.execution.kernels.triton_linear_kernels import (
     linear_kernel,
 )
 from natural_langevin.statistics import DeferredCall
-
-
-def dot_precision() -> str:
-    """TF32 where ``torch.set_float32_matmul_precision`` allows it, otherwise full float32."""
-    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 class Tile(NamedTuple):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from natural_langevin._internal.chains import Batch
 from natural_langevin._internal.gpu_build import Launch, launch
+from natural_langevin._internal.gpu_kernels import dot_precision
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
@@ -24,7 +25,6 @@ from natural_langevin.execution.kernels.native import settings
 from natural_langevin.execution.kernels.native.layout import ACTIVATIONS, LIKELIHOODS
 from natural_langevin.execution.kernels.native.settings import UnsupportedError
 from natural_langevin.execution.kernels.perceptron_layers import PerceptronLayer, perceptron_layers
-from natural_langevin.execution.kernels.triton_linear import dot_precision
 from natural_langevin.execution.kernels.triton_perceptron_kernels import (
     backward_kernel,
     forward_kernel,

@@ -17,12 +17,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from natural_langevin._internal.chains import Units
+from natural_langevin._internal.gpu_kernels import Trial, dot_precision, tried, usable
+
+_REDUCED = torch.bfloat16, torch.float16
 
 
 class Call(NamedTuple):
@@ -79,8 +83,8 @@ class Outer(SampleGradient):
     """G_n = sum_t delta_nt a_nt^T, reshaped to ``shape``, independently in every group.
 
     a: (B, T, I) or (B, group, T, I); delta: (B, T, O) or (B, group, T, O). Where ``unfold`` is
-    given it makes such an ``a`` from a part of what is stored (the patches of a convolution are
-    many times larger than its input)."""
+    given it makes patches (n, group, C, *kernel, *positions) of a part of what is stored: a view,
+    since they are many times larger."""
 
     a: Tensor
     delta: Tensor
@@ -92,7 +96,7 @@ class Outer(SampleGradient):
         """(n, group, T, I) and (n, group, T, O)."""
         scaled = slice(part.start * self.repeat, part.stop * self.repeat)
         a, delta = self.a[scaled], self.delta[scaled]
-        a = a if self.unfold is None else self.unfold(a)
+        a = a if self.unfold is None else by_position(self.unfold(a))
         return _fold(a, self.repeat), _fold(delta, self.repeat)
 
     def dense(self, part: slice) -> Tensor:
@@ -110,6 +114,18 @@ class Outer(SampleGradient):
         a, delta = self.rows(part)
         delta = delta * factor.reshape(len(factor), delta.shape[1], 1, -1)
         return (_by_features(delta).mT @ _by_features(a)).reshape(self.shape)
+
+    def square_sums(self) -> Callable[[Tensor | None], tuple[Tensor, ...]] | None:
+        """From a bias's (n, unit), or None, to sum_n G_n^2 and sum_n bias_n G_n, by a kernel that
+        writes no G_n: for patches on a GPU, where it can."""
+        unfold, kernel = self.unfold, None
+        if unfold is not None and self.repeat == 1 and len(self.shape) < 5:
+            kernel = _kernel(self.a, self.delta)
+        if unfold is None or kernel is None:
+            return None
+        patches, delta = unfold(self.a), _fold(self.delta, 1)
+        sums = kernel.square_sums
+        return lambda bias: tuple(s.reshape(self.shape) for s in sums(patches, delta, bias))
 
     def work(self) -> int:
         return math.prod(self.shape) + (0 if self.unfold is None else self._unfolded())
@@ -288,6 +304,27 @@ def own_parameter_gradients(module: nn.Module, call: Call) -> dict[str, SampleGr
     return {name: Sum(positions(call.delta[..., -1:]))}
 
 
+def _kernel(a: Tensor, delta: Tensor) -> Any:
+    """``triton_squares`` where it takes these: in full float32 libraries are faster."""
+    dtype = a.dtype
+    fits = dtype in _REDUCED or (dtype == torch.float32 and dot_precision() == "tf32")
+    return _tried(a.device) if fits and delta.dtype == dtype and usable(a) else None
+
+
+@cache
+def _tried(device: torch.device) -> Any:
+    def trial() -> Trial:
+        from natural_langevin.statistics import triton_squares
+
+        a = torch.arange(36.0, device=device).reshape(2, 1, 1, 3, 6)[..., :5] % 4
+        delta = torch.arange(20.0, device=device).reshape(2, 1, 5, 2) % 3
+        G = (delta.mT @ by_position(a)).squeeze(1)
+        expected = G.square().sum(0), (delta.sum(2).mT * G).sum(0)
+        return triton_squares, triton_squares.square_sums(a, delta, delta.sum((1, 2))), expected
+
+    return tried(device, "squares of gradients", trial)
+
+
 def _add_rows(index: Tensor, values: Tensor, rows: int) -> Tensor:
     """(B, T) indices and (B, T, ...) values -> (rows, ...), equal indices added up.
 
@@ -308,6 +345,14 @@ def _fold(value: Tensor, repeat: int) -> Tensor:
     rows, groups, length, features = value.shape
     apart = value.reshape(rows // repeat, repeat, groups, length, features)
     return apart.transpose(1, 2).reshape(rows // repeat, groups, repeat * length, features)
+
+
+def by_position(patches: Tensor) -> Tensor:
+    """(n, group, C, *kernel, *positions) -> (n, group, T, I). In memory positions come last, as
+    pixels do: a copy along rows, which takes an eighth of the time of one that gathers every
+    position's features."""
+    first = (patches.ndim + 3) // 2
+    return patches.flatten(first).flatten(2, first - 1).mT
 
 
 def _by_features(value: Tensor) -> Tensor:

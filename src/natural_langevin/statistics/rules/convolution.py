@@ -66,20 +66,15 @@ def patches(
     groups: int,
     size: Sequence[int] | None = None,
 ) -> Tensor:
-    """(n, C, *pixels) -> (n, group, positions, C / group * kernel); ``size`` crops positions.
-
-    In memory positions come last, as pixels do: a copy along rows, which takes an eighth of the
-    time of one that gathers every position's features."""
+    """(n, C, *pixels) -> a view (n, group, C / group, *kernel, *positions), cropped to ``size``."""
     spatial = len(kernel)
     for axis in range(spatial):
         span = dilation[axis] * (kernel[axis] - 1) + 1
         x = x.unfold(2 + axis, span, stride[axis])[..., :: dilation[axis]]
         if size is not None:
             x = x.narrow(2 + axis, 0, size[axis])
-    # (n, C, *positions, *kernel): the features of a position are (C / group, *kernel).
-    x = x.unflatten(1, (groups, -1))
     front = [0, 1, 2, *range(3 + spatial, 3 + 2 * spatial), *range(3, 3 + spatial)]
-    return x.permute(front).flatten(3 + spatial).flatten(2, 2 + spatial).mT
+    return x.unflatten(1, (groups, -1)).permute(front)
 
 
 def _by_group(value: Tensor, groups: int) -> Tensor:

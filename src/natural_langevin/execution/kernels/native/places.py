@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from natural_langevin.statistics.rules.base import by_position
 from natural_langevin.statistics.rules.convolution import patches
 
 
@@ -47,7 +48,8 @@ def convolution(
     else:
         sides = [(p, p) for p in _each(padding, kernel)]
     numbers = _padded(_numbers(x), sides)
-    return _places("convolution", patches(numbers, kernel, stride, dilation, 1)[0, 0], x)
+    found = by_position(patches(numbers, kernel, stride, dilation, 1))
+    return _places("convolution", found[0, 0], x)
 
 
 def pool(
@@ -60,7 +62,7 @@ def pool(
     found = patches(
         _padded(_numbers(x), sides), kernel, stride, _each(dilation, kernel), x.shape[1]
     )
-    return _places(kind, found[0].flatten(0, 1), x)
+    return _places(kind, by_position(found)[0].flatten(0, 1), x)
 
 
 def adaptive_pool(kind: str, x: Tensor, output_size: Any) -> Places:

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin import random
 from natural_langevin._internal.gpu_build import Launch, build, launch
+from natural_langevin._internal.gpu_kernels import dot_precision
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics.base import Info, State
 from natural_langevin.dynamics.frame import LangevinDynamics
@@ -20,7 +21,6 @@ from natural_langevin.execution.kernels.native.layout import ACTIVATIONS, LIKELI
 from natural_langevin.execution.kernels.native.settings import UnsupportedError
 from natural_langevin.execution.kernels.perceptron_layers import PerceptronLayer, perceptron_layers
 from natural_langevin.execution.kernels.step import layer_task
-from natural_langevin.execution.kernels.triton_linear import dot_precision
 from natural_langevin.execution.kernels.whole_steps.triton_kernel import steps_kernel
 
 #: The widest layer, the most layers and the largest minibatch.

@@ -35,6 +35,7 @@ def main() -> None:
     import torch
     from torch import nn
 
+    from natural_langevin._internal.chains import per_unit
     from natural_langevin.statistics import moments, triton_squares
     from natural_langevin.statistics.requests import grouped
     from natural_langevin.statistics.rules import RULES, Call, base
@@ -45,6 +46,7 @@ def main() -> None:
     base._kernel = lambda a, delta: triton_squares
     moments.dense_moments = dense
     # Units, inputs and positions in one block and in several, samples in unequal parts.
+    torch.set_float32_matmul_precision("high")
     triton_squares.TILE = triton_squares.Tile(16, 32, 16, programs=3)
     torch.manual_seed(0)
     cases = [
@@ -54,13 +56,19 @@ def main() -> None:
         (nn.Conv2d(4, 6, 3, dilation=2, groups=2, padding=1, padding_mode="reflect"), (6, 5)),
         (nn.Conv1d(3, 4, 3, padding=1), (9,)),
         (nn.ConvTranspose2d(3, 4, 3, stride=2, padding=1, bias=False), (3, 4)),
+        (nn.Linear(40, 20), (6,)),
+        (nn.Linear(20, 40, bias=False), (2, 3)),
     ]
     for module, pixels in cases:
+        linear = isinstance(module, nn.Linear)
+        repeat = 2 if linear and len(pixels) == 2 else 1  # rows of a sample, folded into the batch
         for layout in (torch.contiguous_format, torch.channels_last)[: len(pixels)]:
-            channels = module.in_channels
-            x = torch.randn(5, channels, *pixels).to(memory_format=layout)
+            sizes = (*pixels, module.in_features) if linear else (module.in_channels, *pixels)
+            x = torch.randn(5, *sizes).to(memory_format=layout)
             delta = torch.randn_like(module(x)).to(memory_format=layout)
-            found = RULES[type(module)].gradients(module, Call((x,), (delta,)))
+            rows = (v.flatten(0, 1) if repeat > 1 else v for v in (x, delta))
+            found = RULES[type(module)].gradients(module, Call(*((v,) for v in rows)))
+            found = {k: g.folded(repeat) if repeat > 1 else g for k, g in found.items()}
             shapes = {k: p.shape for k, p in module.named_parameters()}
             units = RULES[type(module)].units(module)
             means = moments.layer_moments(
@@ -74,8 +82,11 @@ def main() -> None:
                 means["second"], expected, rtol=1e-5, atol=1e-5, check_dtype=False
             )
             if "bias" in shapes:
-                bias = samples["bias"].reshape(*samples["bias"].shape, *(1,) * (1 + len(pixels)))
-                row = {"weight": (bias * samples["weight"]).mean(0)}
+                row = {
+                    "weight": (
+                        per_unit(samples["bias"], samples["weight"]) * samples["weight"]
+                    ).mean(0)
+                }
                 torch.testing.assert_close(
                     means["cross"]["bias"], row, rtol=1e-5, atol=1e-5, check_dtype=False
                 )

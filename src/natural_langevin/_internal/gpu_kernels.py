@@ -64,6 +64,8 @@ def tried(device: torch.device, what: str, trial: Callable[[], Trial]) -> Any:
     return None
 
 
-def dot_precision() -> str:
-    """TF32 where ``torch.set_float32_matmul_precision`` allows it, otherwise full float32."""
-    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+def dot_precision(dtype: torch.dtype = torch.float32) -> str:
+    """TF32 where ``torch.set_float32_matmul_precision`` allows it (or ``dtype`` has no more
+    digits), otherwise full float32."""
+    full = dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+    return "ieee" if full else "tf32"

@@ -22,22 +22,17 @@ class Tile(NamedTuple):
     """Units, inputs and positions of a program; programs of a launch, warps, pipeline stages."""
 
     units: int = 128
-    inputs: int = 128
+    inputs: int = 64
     positions: int = 32
-    programs: int = 512
+    programs: int = 528
     warps: int = 8
     stages: int = 3
 
 
-TILE = Tile()
+TILE, TILE_FULL = Tile(), Tile(64, 64, 16, warps=4)  # the second for full float32
 
 
-@triton.jit(
-    do_not_specialize=[
-        "samples", "share", "I", "O", "taps", "width", "columns",
-        "a_n", "a_g", "a_c", "a_y", "a_x", "a_row", "d_n", "d_g",
-    ]
-)  # fmt: skip
+@triton.jit(do_not_specialize=["samples", "share", "columns", "a_y", "a_x"])
 def _kernel(
     a, delta, bias, squares, rows, samples, share, T, I, O, taps, width, columns,
     a_n, a_g, a_c, a_y, a_x, a_row, a_column, d_n, d_g, d_t, d_o,
@@ -88,7 +83,8 @@ def square_sums(
 
     a: a view (n, group, C, *kernel, *positions) of up to two spatial axes; delta: (n, group, T, O).
     """
-    tile = tile or TILE
+    precision = precision or dot_precision(a.dtype)
+    tile = tile or (TILE if precision == "tf32" else TILE_FULL)
     samples, groups, T, O = delta.shape
     axes = (a.ndim - 3) // 2
     one, none = (1,) * (2 - axes), (0,) * (2 - axes)
@@ -104,11 +100,12 @@ def square_sums(
     share = triton.cdiv(samples, triton.cdiv(tile.programs, tiles * groups))
     parts = triton.cdiv(samples, share)
     sums = a.new_empty(1 if bias is None else 2, parts, groups * O, I, dtype=torch.float32)
-    warps = min(tile.warps, max(1, units * inputs // 512))
+    if bias is not None:
+        bias = bias.reshape(samples, groups, -1).expand(-1, -1, O).contiguous()
     _kernel[tiles, parts, groups](
         a, delta, bias, sums[0], sums[-1], samples, share, T, I, O, taps, kernel[1], columns,
         *steps, *delta.stride(), ROW=bias is not None, UNITS=units, INPUTS=inputs,
-        POSITIONS=positions, ONCE=positions >= T, PRECISION=precision or dot_precision(),
-        num_warps=warps, num_stages=tile.stages,
+        POSITIONS=positions, ONCE=positions >= T, PRECISION=precision,
+        num_warps=min(tile.warps, max(4, units * inputs // 1024)), num_stages=tile.stages,
     )  # fmt: skip
     return tuple(sums.sum(1))

@@ -26,8 +26,6 @@ from torch import Tensor, nn
 from natural_langevin._internal.chains import Units
 from natural_langevin._internal.gpu_kernels import Trial, dot_precision, tried, usable
 
-_REDUCED = torch.bfloat16, torch.float16
-
 
 class Call(NamedTuple):
     """One call of a layer: what went in, and the gradient of what came out.
@@ -117,15 +115,18 @@ class Outer(SampleGradient):
 
     def square_sums(self) -> Callable[[Tensor | None], tuple[Tensor, ...]] | None:
         """From a bias's (n, unit), or None, to sum_n G_n^2 and sum_n bias_n G_n, by a kernel that
-        writes no G_n: for patches on a GPU, where it can."""
-        unfold, kernel = self.unfold, None
-        if unfold is not None and self.repeat == 1 and len(self.shape) < 5:
-            kernel = _kernel(self.a, self.delta)
-        if unfold is None or kernel is None:
+        writes neither G_n nor patches: on a GPU, where they are larger than what it reads. Full
+        float32 is slower than a library's, and gains only where G_n is."""
+        units, inputs, (T,) = self.delta.shape[-1], math.prod(self.shape[1:]), self.positions()
+        possible = self.unfold is None or (self.repeat == 1 and len(self.shape) < 5)
+        patches = self.unfold is not None and dot_precision(self.a.dtype) == "tf32"
+        faster = patches or T * (units + inputs) < units * inputs
+        kernel = _kernel(self.a, self.delta) if possible and faster else None
+        if kernel is None:
             return None
-        patches, delta = unfold(self.a), _fold(self.delta, 1)
-        sums = kernel.square_sums
-        return lambda bias: tuple(s.reshape(self.shape) for s in sums(patches, delta, bias))
+        a, delta, sums = self.a, _fold(self.delta, self.repeat), kernel.square_sums
+        a = self.unfold(a) if self.unfold else _fold(a, self.repeat).mT.unsqueeze(3)
+        return lambda bias: tuple(s.reshape(self.shape) for s in sums(a, delta, bias))
 
     def work(self) -> int:
         return math.prod(self.shape) + (0 if self.unfold is None else self._unfolded())
@@ -305,10 +306,9 @@ def own_parameter_gradients(module: nn.Module, call: Call) -> dict[str, SampleGr
 
 
 def _kernel(a: Tensor, delta: Tensor) -> Any:
-    """``triton_squares`` where it takes these: in full float32 libraries are faster."""
-    dtype = a.dtype
-    fits = dtype in _REDUCED or (dtype == torch.float32 and dot_precision() == "tf32")
-    return _tried(a.device) if fits and delta.dtype == dtype and usable(a) else None
+    """``triton_squares`` where it takes these."""
+    fits = a.dtype == delta.dtype and a.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return _tried(a.device) if fits and usable(a) else None
 
 
 @cache

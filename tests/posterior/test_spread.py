@@ -156,9 +156,9 @@ def smooth(rows: int, noise: float) -> tuple[Tensor, Tensor]:
 
 
 def test_a_function_without_noise_is_predicted_with_less_spread_and_its_checkpoint_knows() -> None:
-    network, (x, y) = models.mlp(3, 1, (50,)), smooth(500, 0.0)
+    network, (x, y) = models.mlp(3, 1, (30,)), smooth(270, 0.0)
     sampler = Langevin(network, likelihoods.Gaussian("rmse"), recipe=ONE_PART)
-    posterior = sampler.sample((x[:300], y[:300]), progress=False)
+    posterior = sampler.sample((x[:210], y[:210]), progress=False)
     config = json.loads(json.dumps(posterior.config))
     asked = config["recipe"]["spread"]
     noise = float(posterior.learned["variance"].mean())
@@ -166,19 +166,19 @@ def test_a_function_without_noise_is_predicted_with_less_spread_and_its_checkpoi
     assert config["spread"] == calibration.spread_of_run(asked["value"], asked["variance"], noise)
     assert asked["value"] < config["spread"] < 0.85
     assert asked["widths"] == config["noise_widths"]
-    assert "on 300 held-out rows" in config["recipe"]["spread"]["reason"]
+    assert "on 210 held-out rows" in config["recipe"]["spread"]["reason"]
     again = Plan.from_config(config)
     assert again == posterior.plan
     assert list(again.calibration.widths) == config["noise_widths"]
-    ours, plain = (posterior.evaluate(x[300:], y[300:], sharpness=s) for s in (None, 1.0))
+    ours, plain = (posterior.evaluate(x[210:], y[210:], sharpness=s) for s in (None, 1.0))
     assert ours.nll < plain.nll
     assert abs(ours.coverage[0.5] - 0.5) < abs(plain.coverage[0.5] - 0.5)
 
 
 def test_targets_with_noise_keep_the_whole_spread() -> None:
-    network = models.mlp(3, 1, (50,))
+    network = models.mlp(3, 1, (30,))
     sampler = Langevin(network, likelihoods.Gaussian("rmse"), recipe=ONE_PART)
-    posterior = sampler.sample(smooth(200, 0.3), progress=False)
+    posterior = sampler.sample(smooth(150, 0.3), progress=False)
     assert "spread" not in posterior.config
     assert posterior.config["recipe"]["spread"] is None
 

@@ -265,6 +265,13 @@ def wide_model(metric: preconditioners.Preconditioner) -> Langevin:
     )  # fmt: skip
 
 
+def test_more_weights_than_are_measured_one_by_one_have_less_friction() -> None:
+    plan = wide_model(preconditioners.DiagonalFisher()).plan(correlated(), batch_size=400)
+    assert plan.friction < 0.5 * FRICTION
+    assert "directions that are slow" in str(plan)
+
+
+@pytest.mark.thorough
 def test_more_weights_than_are_measured_one_by_one() -> None:
     """All but one of 111 directions have a twentieth of the curvature that the metric takes them
     to have. In 13,700 steps of friction .1 a chain explored .56 and .54 of their variance (two

@@ -15,10 +15,10 @@ from natural_langevin import Langevin, Posterior, likelihoods, models, priors
 from natural_langevin.posterior.units import Columns, Units, in_standard_units
 from natural_langevin.recipe import rules as recipe
 from natural_langevin.run.problem import standard_units
-from short_recipe import USUAL, changed, shorten
+from short_recipe import SHORT, USUAL, changed, shorten
 from short_unit_runs import RUN, network, rows, sampled
 
-SHORT_WAY = changed(descent={"rounds": (60,)}, pilot={"steps": (1, 20)})
+SHORT_WAY = changed(SHORT, descent={"rounds": (60,)})
 
 
 @pytest.fixture(autouse=True)
@@ -263,7 +263,7 @@ def test_densities_and_diagnoses_know_the_units(numbers: int) -> None:
     theirs = [float(twin.log_density(w, data)) for w in twins]
     assert ours[0] - ours[1] == pytest.approx(theirs[0] - theirs[1], abs=0.1)
     assert math.isfinite(
-        sampler.effective_temperature((100 * x, y), posterior=found, steps=20).temperature.value
+        sampler.effective_temperature((100 * x, y), posterior=found, steps=10).temperature.value
     )
 
 
@@ -274,7 +274,7 @@ def test_a_fresh_sampler_reads_a_posterior_in_its_units() -> None:
     sampler, found = sampled(*data, LEARNED, network())
     fresh = Langevin(network(), LEARNED, chains=2)
     heat, own = (
-        one.effective_temperature(data, posterior=found, steps=40).temperature.value
+        one.effective_temperature(data, posterior=found, steps=10).temperature.value
         for one in (fresh, sampler)
     )
     assert heat == pytest.approx(own, rel=1e-4)
@@ -336,7 +336,8 @@ def test_a_callback_sees_losses_in_the_given_units() -> None:
 def test_pure_defaults_beat_the_blind_guess() -> None:
     """Two numbers of unequal sizes, inputs of unequal sizes: all of it left open."""
     settings = changed(
-        SHORT_WAY, end={"first_steps": 400}, length={"fewest": 800, "most": 1600},
+        descent={"rounds": (60,)}, pilot={"steps": (1, 20)}, end={"first_steps": 400},
+        length={"fewest": 800, "most": 1600},
         cost={"usual": replace(USUAL.cost.usual, relaxations=1)},
     )  # fmt: skip
     x, y = rows(400, 2)
@@ -405,7 +406,7 @@ def test_the_temperature_is_asked_of_a_dataset_too_and_a_refused_call_changes_no
     weights = {k: v[0, -1] for k, v in posterior.samples.items()}
     density = sampler.log_density(weights, data, plan=posterior.plan)
     one, other = (
-        sampler.effective_temperature(d, posterior=posterior, steps=20)
+        sampler.effective_temperature(d, posterior=posterior, steps=10)
         for d in (data, torch.utils.data.TensorDataset(*data))
     )
     assert one.temperature == other.temperature

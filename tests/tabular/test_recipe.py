@@ -202,9 +202,13 @@ CHECKS = (
 )
 
 
-@pytest.mark.parametrize("kind", [NaturalLangevinClassifier, NaturalLangevinRegressor])
-def test_checks_of_scikit_learn_with_folds(kind):
-    estimator = kind((8,), steps=10, chains=2, folds=2)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(NaturalLangevinClassifier, {}), (NaturalLangevinRegressor, {"noise": "constant"})],
+    ids=["classes", "numbers"],
+)
+def test_checks_of_scikit_learn_with_folds(kind, options):
+    estimator = kind((8,), steps=10, chains=2, folds=2, **options)
     done = set()
     for instance, check in estimator_checks_generator(estimator):
         if (name := check.func.__name__) in CHECKS:

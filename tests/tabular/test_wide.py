@@ -27,6 +27,6 @@ def seconds(columns: int) -> float:
 
 def test_eight_times_as_many_columns_take_about_eight_times_as_long():
     seconds(50)  # imports what is imported when it is needed
-    small = min(seconds(250) for _ in range(2))
-    large = (seconds(2000) for _ in range(2))  # the second only where the first took too long
+    small = min(seconds(150) for _ in range(2))
+    large = (seconds(1200) for _ in range(2))  # the second only where the first took too long
     assert any(one < 8 * small * 2 for one in large)  # 64 times, were it quadratic

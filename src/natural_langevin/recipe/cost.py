@@ -1,13 +1,9 @@
 """The cost of a step, counted and not timed: two runs of one seed must choose the same lengths.
 
-A forward pass takes M multiply-adds per sample; a step of all chains about 6 M B floating-point
-operations per chain (forward, and twice that backward, two operations each). A chain of linear
-layers has M = its number of weights; convolutions and attention use every weight many times.
-
-On a CPU, chains of linear layers, convolutions and pools have a native engine, which reaches some
-10^10 operations per second and core; other networks use torch, which reaches a few 10^9. A default
-run is limited by a ``settings.Budget`` of some tens of seconds. If it allows fewer steps than the
-recipe wants, this is logged.
+``run.problem.work`` counts. On a CPU, chains of linear layers, convolutions and pools have a native
+engine, which reaches some 10^10 operations per second and core; other networks use torch, which
+reaches a few 10^9. A default run is limited by a ``settings.Budget`` of some tens of seconds. If it
+allows fewer steps than the recipe wants, this is logged.
 """
 
 from __future__ import annotations

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 
 from natural_langevin import metrics
+from natural_langevin.tabular.scoring import reliability
+
+__all__ = ["finite", "reliability", "score", "sizes_up_to", "summary", "uncertain_inputs"]
 
 Summary = dict[str, Any]
 
@@ -31,12 +34,6 @@ def score(probabilities: Tensor, y: Tensor) -> dict[str, Summary]:
         columns["brier"].append(metrics.brier(p, y))
         columns["ece"].append(metrics.expected_calibration_error(p, y))
     return {name: summary(values) for name, values in columns.items()}
-
-
-def reliability(probabilities: Tensor, y: Tensor, *, bins: int = 15) -> dict[str, list[float]]:
-    """Mean confidence, accuracy and count in equal-width confidence bins; empty bins left out."""
-    found = metrics.reliability(probabilities, y, bins=bins)
-    return {name: column.tolist() for name, column in found._asdict().items()}
 
 
 def sizes_up_to(count: int) -> list[int]:

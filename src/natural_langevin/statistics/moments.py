@@ -144,7 +144,7 @@ def _rows(group: Group, forms: Any, samples: int, divisor: int) -> Params:
 
 
 def _by_kernel(group: Group, forms: Any, samples: int, divisor: int) -> Moments:
-    """``second`` and ``cross`` of linear maps on a GPU; nothing where no kernel is faster."""
+    """``second`` and ``cross`` of convolutions on a GPU; nothing where no kernel takes them."""
     maps = {w: forms[w] for w in group.weights or (group.name,)}
     single = all(len(gs) == 1 and isinstance(gs[0], Outer) for gs in maps.values())
     sums = {w: gs[0].square_sums() for w, gs in maps.items()} if single else {}

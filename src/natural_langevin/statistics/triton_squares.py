@@ -1,4 +1,4 @@
-"""Squares of per-sample gradients of a linear map or a convolution, in one Triton kernel.
+"""Squares of a convolution's per-sample gradients, in one Triton kernel.
 
     G_n = sum_t delta_nt a_nt^T,        sum_n G_n^2,        sum_n b_n G_n
 
@@ -101,7 +101,7 @@ def square_sums(
     parts = triton.cdiv(samples, share)
     sums = a.new_empty(1 if bias is None else 2, parts, groups * O, I, dtype=torch.float32)
     if bias is not None:
-        bias = bias.reshape(samples, groups, -1).expand(-1, -1, O).contiguous()
+        bias = bias.contiguous()
     _kernel[tiles, parts, groups](
         a, delta, bias, sums[0], sums[-1], samples, share, T, I, O, taps, kernel[1], columns,
         *steps, *delta.stride(), ROW=bias is not None, UNITS=units, INPUTS=inputs,

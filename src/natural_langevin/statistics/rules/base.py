@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin._internal.chains import Units
-from natural_langevin._internal.gpu_kernels import Trial, dot_precision, tried, usable
+from natural_langevin._internal.gpu_kernels import Trial, tried, usable
 
 
 class Call(NamedTuple):
@@ -115,17 +115,13 @@ class Outer(SampleGradient):
 
     def square_sums(self) -> Callable[[Tensor | None], tuple[Tensor, ...]] | None:
         """From a bias's (n, unit), or None, to sum_n G_n^2 and sum_n bias_n G_n, by a kernel that
-        writes neither G_n nor patches: on a GPU, where they are larger than what it reads. Full
-        float32 is slower than a library's, and gains only where G_n is."""
-        units, inputs, (T,) = self.delta.shape[-1], math.prod(self.shape[1:]), self.positions()
-        possible = self.unfold is None or (self.repeat == 1 and len(self.shape) < 5)
-        patches = self.unfold is not None and dot_precision(self.a.dtype) == "tf32"
-        faster = patches or T * (units + inputs) < units * inputs
-        kernel = _kernel(self.a, self.delta) if possible and faster else None
-        if kernel is None:
+        writes neither G_n nor patches: of convolutions on a GPU. Other maps have no patches, and a
+        library's products are faster."""
+        unfold, fits = self.unfold, self.repeat == 1 and len(self.shape) < 5
+        kernel = _kernel(self.a, self.delta) if unfold is not None and fits else None
+        if kernel is None or unfold is None:
             return None
-        a, delta, sums = self.a, _fold(self.delta, self.repeat), kernel.square_sums
-        a = self.unfold(a) if self.unfold else _fold(a, self.repeat).mT.unsqueeze(3)
+        a, delta, sums = unfold(self.a), _fold(self.delta, 1), kernel.square_sums
         return lambda bias: tuple(s.reshape(self.shape) for s in sums(a, delta, bias))
 
     def work(self) -> int:

@@ -648,7 +648,6 @@ def how_long() -> str:
             record = results(name)
             found.update({(r["network"], r["chains"]): r for r in record["rows"]})
             room[name] = record["machine"]["memory_bytes"]
-    files["how-long-h200"] = _of_networks() | files["how-long-h200"]
     rows = []
     for key, (title, problem) in NETWORKS.items():
         cells = []
@@ -672,31 +671,16 @@ def _seconds(value: float) -> str:
     return f"{value:.2g}" if value < 10 else f"{value:,.0f}"
 
 
-def _of_networks() -> dict[tuple[str, int], Any]:
-    """Rows of ``lab.speed_networks`` in the form of ``lab.how_long``; it does not read memory."""
-    return {
-        (r["network"], r["chains"]): {
-            "seconds_per_1000_steps": [r["chains"] * r["ms_per_chain_step"]["median"]],
-            "memory_bytes": None,
-            "weights": r["weights"],
-        }
-        for r in results("networks-h200")["rows"]
-        if r["row"] in ("Langevin QDOP, 1", "Langevin QDOP, 4")
-    }
-
-
 def _fit(one: Any, four: Any, room: float) -> str:
     """Chains that fit, by what three more took, and by 16 bytes of state a weight at least."""
-    if four is None or four["memory_bytes"] is None:
+    if four is None:
         return "–"
     more = max((four["memory_bytes"] - one["memory_bytes"]) / 3, 16 * one["weights"])
     chains = int(room / more)
     return f"{chains:,}" if chains < 10_000 else "more than 10,000"
 
 
-def _bytes(value: float | None) -> str:
-    if value is None:
-        return "–"
+def _bytes(value: float) -> str:
     megabytes = value / 2**20
     return f"{megabytes:,.0f} MB" if megabytes < 1024 else f"{megabytes / 1024:.1f} GB"
 

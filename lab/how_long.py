@@ -84,7 +84,7 @@ def measure(name: str, chains: int, device: torch.device, seconds: float) -> dic
         last, pace = pace, (clock(device) - began) / 2
         if pace > 0.7 * last:
             break
-    steps = max(4, min(2_000, int(seconds / max(1e-6, pace))))
+    steps = max(1, min(2_000, int(seconds / max(1e-6, pace))))
     rates = []
     for _ in range(5):
         began = clock(device)

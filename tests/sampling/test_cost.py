@@ -138,7 +138,7 @@ def test_a_pilot_goes_on_while_curvature_changes_and_steps_are_cheap(
 def test_a_pilot_measures_on_fewer_rows_where_its_steps_are_dear(
     native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And minibatches are small, and the prior's scale is not tried: a whole run in seconds."""
+    """And minibatches are small, and no other scale of the prior is tried."""
     x, y = torch.rand(600, 1, 4, 4), torch.randint(0, 2, (600,))
     kind = "places" if native else "eager"
     little = replace(getattr(BUDGETS, kind), work=1e6, trial=1e6, fewest=30)
@@ -156,6 +156,6 @@ def test_a_pilot_measures_on_fewer_rows_where_its_steps_are_dear(
     sampler = Langevin(model, likelihoods.Categorical(), chains=2, recipe=settings)
     posterior = sampler.sample((x, y), progress=False)
     assert seen == [1, 50]
-    assert posterior.config["recipe"]["prior_scale"] is None
+    assert posterior.config["recipe"]["prior_scale"]["value"] == 1.0
     assert posterior.config["steps"] == 30
     assert posterior.config["batch_size"] == 100

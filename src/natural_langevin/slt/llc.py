@@ -231,7 +231,7 @@ def with_fewest_rows(plan: Plan, weights: int, count: float) -> Plan:
     )  # fmt: skip
     if added > COLD * weights / 2:
         return plan
-    return replace(plan, batch_size=FEWEST_ROWS, end=replace(plan.end, most=0))
+    return replace(plan, batch_size=FEWEST_ROWS, end=replace(plan.end, most=plan.steps))
 
 
 def rows_of(data: Any, num_data: float | None) -> float:

@@ -16,9 +16,18 @@ from scipy.special import expit
 from torch import Tensor, distributions, nn
 from torch.func import grad, vmap
 
-from natural_langevin import Langevin, Posterior, likelihoods, metrics, preconditioners, random
+from natural_langevin import (
+    Langevin,
+    Posterior,
+    likelihoods,
+    metrics,
+    models,
+    preconditioners,
+    random,
+)
 from natural_langevin.likelihoods.base import components
 from natural_langevin.likelihoods.predictive import Mixture
+from natural_langevin.recipe import rules
 
 
 class Case(NamedTuple):
@@ -541,3 +550,30 @@ def test_hardly_any_dispersion_is_a_poisson(dtype: torch.dtype) -> None:
     torch.testing.assert_close(loss, expected, rtol=0, atol=rounding)
     torch.testing.assert_close(found[:, :1], wanted, rtol=0, atol=rounding)
     torch.testing.assert_close(found[:, 1:], torch.zeros_like(wanted), rtol=0, atol=rounding)
+
+
+def test_the_gradient_of_a_count_grows_no_further_where_its_density_is_nil() -> None:
+    outputs = torch.tensor([[1.0], [20.0], [30.0], [5.0]], requires_grad=True)
+    y = torch.tensor([[0.0], [0.0], [0.0], [20.0]])
+    loss = likelihoods.Poisson().log_loss(outputs, y, {})
+    exact = -torch.distributions.Poisson(outputs.exp()).log_prob(y)[:, 0]
+    torch.testing.assert_close(loss, exact)
+    (gradient,) = torch.autograd.grad(loss.sum(), outputs)
+    most = math.exp(3.4)
+    expected = [math.e, most, most, math.exp(5.0) - 20.0]
+    torch.testing.assert_close(gradient[:, 0], torch.tensor(expected))
+
+
+@pytest.mark.parametrize("compile", ["auto", False])
+def test_no_chain_of_counts_is_lost_where_rates_are_far_too_large(compile: str | bool) -> None:
+    """By the engine and by torch: weights drawn from a wide prior, of which one chain in sixteen
+    was lost."""
+    generator = torch.Generator().manual_seed(93)
+    x = torch.randn(80, 3, generator=generator)
+    rate = (0.5 * (torch.sin(2 * x[:, :1]) + x[:, 1:2] * x[:, 2:]) + 0.5).exp()
+    y = torch.poisson(rate, generator=generator)
+    sampler = Langevin(
+        models.mlp(3, 1, (20,)), likelihoods.Poisson(), prior=rules.prior(25.0), step_size=5e-3,
+        recipe="auto", compile=compile, chains=16,
+    )  # fmt: skip
+    assert len(sampler.sample((x, y), 400, progress=False).healthy) == 16

@@ -18,6 +18,9 @@ from natural_langevin.likelihoods.base import (
     same_observation,
 )
 
+#: ln of the largest rate in units of y + 1 up to which the gradient grows.
+FARTHEST = 3.4
+
 
 @dataclass(frozen=True)
 class Poisson(Likelihood):
@@ -25,6 +28,9 @@ class Poisson(Likelihood):
 
     -ln p = exp(outputs) - y outputs + ln y!, summed over the components of a target. The variance
     of a Poisson count is its mean: for counts that vary more, ``NegativeBinomial``.
+
+    Beyond a rate of 30 (y + 1), where a row's density is e^-30 of its largest at most, the gradient
+    stays what it is there: one that grows without bound throws chains to infinity.
     """
 
     def distribution(self, outputs: Tensor, state: State) -> distributions.Poisson:
@@ -32,7 +38,10 @@ class Poisson(Likelihood):
 
     def log_loss(self, outputs: Tensor, y: Tensor, state: State) -> Tensor:
         y = y.to(outputs.dtype).reshape(outputs.shape)
-        return per_sample(outputs.exp() - y * outputs + torch.lgamma(y + 1))
+        near = torch.minimum(outputs, y.log1p() + FARTHEST)
+        rate = near.exp() * (1 + outputs - near)
+        rate = rate + (outputs.exp() - rate).detach()
+        return per_sample(rate - y * outputs + torch.lgamma(y + 1))
 
     def sample(self, outputs: Tensor, key: Tensor, state: State) -> Tensor:
         u = random.uniform(key, outputs.numel()).clamp_max(1 - 2.0**-24).reshape(outputs.shape)

@@ -559,8 +559,7 @@ def test_the_gradient_of_a_count_grows_no_further_where_its_density_is_nil() -> 
     exact = -torch.distributions.Poisson(outputs.exp()).log_prob(y)[:, 0]
     torch.testing.assert_close(loss, exact)
     (gradient,) = torch.autograd.grad(loss.sum(), outputs)
-    most = math.exp(3.4)
-    expected = [math.e, most, most, math.exp(5.0) - 20.0]
+    expected = [math.e, 30.0, 30.0, math.exp(5.0) - 20.0]
     torch.testing.assert_close(gradient[:, 0], torch.tensor(expected))
 
 

@@ -18,8 +18,8 @@ from natural_langevin.likelihoods.base import (
     same_observation,
 )
 
-#: ln of the largest rate in units of y + 1 up to which the gradient grows.
-FARTHEST = 3.4
+#: The rate in units of y + 1 up to which the gradient grows.
+LARGEST_RATE = 30.0
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Poisson(Likelihood):
 
     def log_loss(self, outputs: Tensor, y: Tensor, state: State) -> Tensor:
         y = y.to(outputs.dtype).reshape(outputs.shape)
-        near = torch.minimum(outputs, y.log1p() + FARTHEST)
+        near = torch.minimum(outputs, (LARGEST_RATE * (y + 1)).log())
         rate = near.exp() * (1 + outputs - near)
         rate = rate + (outputs.exp() - rate).detach()
         return per_sample(rate - y * outputs + torch.lgamma(y + 1))

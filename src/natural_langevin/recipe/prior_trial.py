@@ -112,7 +112,8 @@ class Compared(NamedTuple):
 
 def choose(search: Search, data: tuple[Tensor, Tensor]) -> recipe.Choice | None:
     """The prior's scale by held-out rows, and the step size for it: with a wide prior the posterior
-    is steeper in the metric. None if there are too few rows, or it costs too much.
+    is steeper in the metric. None if there are too few rows, or it
+    fails.
 
     The chains of several processes all have the same prior: each process chooses alone."""
     settings = search.costs.settings
@@ -153,15 +154,15 @@ def _scores(runs: list[Compared], rule: PriorTrial) -> dict[float, float]:
 
 
 def _compare(search: Search, data: tuple[Tensor, Tensor]) -> list[Compared]:
-    """A pilot for every scale, then a trial of all, in rounds; None if it costs too much or
-    fails."""
+    """A pilot for every scale, then a trial of all, in rounds; none where there is no time,
+    or all chains are lost."""
     costs, batch_size, limit = search.costs, search.batch_size, search.limit
     settings, rule = costs.settings, costs.settings.prior
     inside, budget = len(data[0]), costs.budget
     step = costs.per_sample * min(batch_size, inside)  # of one chain
     most = costs.of_trial(batch_size, search.motion.problem.chains.count)
     scales = rule.affordable(most / (step * rule.costly.steps))
-    work = step * len(rule.scales) * rule.folds  # with a chain on each fold
+    work = step * len(scales) * rule.folds  # with a chain on each fold
     costly = budget.spares and work * rule.eager.steps > most
     scaled, pattern = _with_scales(search.motion, scales, 1)
     scaled = scaled.on(scaled.problem.on(data))

@@ -75,16 +75,14 @@ def _kernel(
         tl.store(rows + at, row, mask=inside)
 
 
-def square_sums(
-    a: Tensor, delta: Tensor, bias: Tensor | None, precision: str = "", tile: Tile | None = None
-) -> tuple[Tensor, ...]:
+def square_sums(a: Tensor, delta: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
     """sum_n G_n^2 and, with ``bias`` (n, group O), sum_n bias_n G_n: (group O, I) in float32, added
     up in the same order in every run.
 
     a: a view (n, group, C, *kernel, *positions) of up to two spatial axes; delta: (n, group, T, O).
     """
-    precision = precision or dot_precision(a.dtype)
-    tile = tile or (TILE if precision == "tf32" else TILE_FULL)
+    precision = dot_precision(a.dtype)
+    tile = TILE if precision == "tf32" else TILE_FULL
     samples, groups, T, O = delta.shape
     axes = (a.ndim - 3) // 2
     one, none = (1,) * (2 - axes), (0,) * (2 - axes)

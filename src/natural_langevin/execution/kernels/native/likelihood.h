@@ -103,9 +103,9 @@ static void student(const Run *run, const Outputs *o) {
                 2 * power * (f - y) * unit / (spread + ((y - f) * unit) * ((y - f) * unit)) * unit)
 }
 
-// The force is that of a rate of at most e^3.4 (y + 1): see the class Poisson.
+// The force is that of a rate of at most 30 (y + 1): see the class Poisson.
 static void poisson(const Run *run, const Outputs *o) {
-    EACH_OUTPUT(exp_(f) - y * f, exp_(f < log_(1 + y) + (real)3.4 ? f : log_(1 + y) + (real)3.4) - y)
+    EACH_OUTPUT(exp_(f) - y * f, (exp_(f) < 30 * (y + 1) ? exp_(f) : 30 * (y + 1)) - y)
 }
 
 // Two outputs per target: the means, then the logarithms of the variances.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin import Langevin, Posterior, likelihoods, models, preconditioners
+from pairwise import covering
 from short_recipe import SHORT
 
 
@@ -26,9 +27,12 @@ def again(one: Any) -> Any:
     return pickle.loads(pickle.dumps(one))
 
 
-@pytest.mark.parametrize("how", [copy.deepcopy, again])
-@pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("metric", [None, preconditioners.KroneckerFisher(damping=0.1)])
+KRONECKER = preconditioners.KroneckerFisher(damping=0.1)
+
+
+@pytest.mark.parametrize(
+    ("how", "before", "metric"), covering([copy.deepcopy, again], [True, False], [None, KRONECKER])
+)
 def test_a_copy_of_a_sampler_goes_its_own_way(
     how: Callable[[Langevin], Langevin], before: bool, metric: Any
 ) -> None:

@@ -563,7 +563,7 @@ def test_the_gradient_of_a_count_grows_no_further_where_its_density_is_nil() -> 
     torch.testing.assert_close(gradient[:, 0], torch.tensor(expected))
 
 
-@pytest.mark.parametrize("compile", ["auto", False])
+@pytest.mark.parametrize("compile", ["auto", pytest.param(False, marks=pytest.mark.thorough)])
 def test_no_chain_of_counts_is_lost_where_rates_are_far_too_large(compile: str | bool) -> None:
     """By the engine and by torch: weights drawn from a wide prior, of which one chain in sixteen
     was lost."""

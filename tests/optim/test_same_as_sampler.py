@@ -15,7 +15,7 @@ from natural_langevin import Langevin, dynamics, likelihoods, preconditioners, p
 from natural_langevin.optim import NaturalLangevin
 from zoo import Apply
 
-STEPS = 24
+STEPS = 12
 
 
 def linear() -> nn.Module:
@@ -76,13 +76,13 @@ def test_the_same_iterates(name: str, metric: str) -> None:
     prior = {"*.bias": priors.Gaussian(1.0, mean=0.1), "*": priors.NormalInverseGamma()}
     options = {"prior": prior, "preconditioner": preconditioner, "num_data": 50, "seed": 5}
     sampler = Langevin(
-        model, likelihoods.Categorical(), chains=1, step_size=schedules.halving(eta, 8),
+        model, likelihoods.Categorical(), chains=1, step_size=schedules.halving(eta, 4),
         temperature=0.9, **options,
     )  # fmt: skip
     optimizer = NaturalLangevin(
         model, likelihoods.Categorical(), lr=eta, temperature=0.9, **options
     )
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[8, 16], gamma=0.5)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[4, 8], gamma=0.5)
     state = sampler.init()
     for x, y in batches(STEPS):
         state, _ = sampler.step(state, (x, y))

@@ -12,7 +12,6 @@ has logged, with seconds, is on stderr as it comes:
     checkpoints            of one short training of a convolutional network on MNIST, as chains of
                            one run
     checkpoints, RMSProp   the same in another metric
-    checkpoints, quarter   statistics of the usual metric at every fourth step of the burn-in
     checkpoints, longer    every tenth of them, with twenty times the steps: what all should have
     checkpoints, devinterp its SGLD at three of them, each with its documented 10 chains of 100
                            draws; ``seconds``: times the number of checkpoints over three
@@ -173,13 +172,19 @@ def checkpoints(
     """A training's coefficients in one call, of checkpoints so far ``apart``."""
     net, kept, x, y = training_run(given)
     kept, steps = kept[apart - 1 :: apart], times * given.curve_steps
-    found, seconds = timed(given.device, lambda: slt.llc_curve(
-        kept, net, LIKELIHOOD, (x, y), chains=1, steps=steps, batch_size=min(128, len(x)),
-        draws=8 if times == 1 else 64, device=given.device, preconditioner=metric,
-    ))  # fmt: skip
+
+    def curve(of: list[Any], steps: int) -> slt.Curve:
+        return slt.llc_curve(
+            of, net, LIKELIHOOD, (x, y), chains=1, steps=steps, batch_size=min(128, len(x)),
+            draws=8 if times == 1 else 64, device=given.device, preconditioner=metric,
+        )  # fmt: skip
+
+    _, built = timed(given.device, lambda: curve(kept[:2], 20))
+    found, seconds = timed(given.device, lambda: curve(kept, steps))
     config = found.estimates[0].posterior.config
     return {
         "checkpoints": len(kept), "steps": config["steps"], "seconds": seconds,
+        "built_once": built,
         "weights": sum(p.numel() for p in net.parameters()), "execution": config["execution"],
         "step_size": config["recipe"]["step_size"], "value": found.value.tolist(),
         "error": found.error.tolist(), "loss": found.loss.tolist(),
@@ -208,9 +213,6 @@ ROWS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "checkpoints, devinterp": checkpoints_theirs,
     "checkpoints": checkpoints,
     "checkpoints, RMSProp": partial(checkpoints, metric=preconditioners.RMSProp()),
-    "checkpoints, quarter": partial(
-        checkpoints, metric=preconditioners.QuasiDiagonalFisher(every=4)
-    ),
     "checkpoints, longer": partial(checkpoints, apart=10, times=20),
     "perceptron, all data": perceptron_exact,
 }

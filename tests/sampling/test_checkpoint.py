@@ -199,6 +199,19 @@ def test_functions_are_recognised_across_processes():
     assert "0x" not in stable_repr(lambda step: 1e-3)
 
 
+def test_tensors_are_recognised_without_their_numbers():
+    from natural_langevin._internal.fingerprints import stable_repr
+
+    few, many = priors.Gaussian(torch.tensor([0.1, 0.5])), torch.arange(5000.0).view(50, 100)
+    assert stable_repr(few) == repr(few)
+    texts = [
+        stable_repr(priors.Gaussian(0.1, mean=mean)) for mean in (many, many + 1, many.clone())
+    ]
+    assert texts[0].startswith("Gaussian(variance=0.1, mean=tensor(50x100, ")
+    assert texts[0] == texts[2] != texts[1]
+    assert len(texts[0]) < 80
+
+
 def test_what_a_killed_process_was_writing_is_removed(tmp_path):
     leftover = tmp_path / ".checkpoint.safetensors.0123.part"
     leftover.write_bytes(b"half a checkpoint")

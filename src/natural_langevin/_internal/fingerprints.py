@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from itertools import zip_longest
 from typing import Any
 
@@ -12,6 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin._internal.tensorfile import StorageError
+
+#: Numbers of a tensor up to which it is printed, and of those that stand for a larger one.
+FEW, SOME = 8, 1000
 
 
 def fingerprint(tensors: Mapping[str, Tensor], text: str = "") -> str:
@@ -25,8 +29,20 @@ def fingerprint(tensors: Mapping[str, Tensor], text: str = "") -> str:
 
 
 def stable_repr(value: Any) -> str:
-    """A setting as text that is the same in every process: no addresses of functions."""
+    """A setting as text that is the same in every process: no addresses of functions, and of a
+    tensor of many numbers, which take long to print, its shape and a digest of some."""
+    own = {f.name: getattr(value, f.name) for f in fields(value)} if _is_instance(value) else {}
+    if any(isinstance(v, Tensor) for v in own.values()):
+        text = ", ".join(f"{k}={stable_repr(v)}" for k, v in own.items())
+        return f"{type(value).__name__}({text})"
+    if isinstance(value, Tensor) and value.numel() > FEW:
+        some = value.flatten()[:: max(1, value.numel() // SOME)]
+        return f"tensor({'x'.join(map(str, value.shape))}, {fingerprint({'': some})[:8]})"
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def _is_instance(value: Any) -> bool:
+    return is_dataclass(value) and not isinstance(value, type)
 
 
 def model_fingerprint(model: nn.Module) -> str:

@@ -58,11 +58,13 @@ def _split(values: Array) -> Array:
 def _normal_scores(values: Array) -> Array:
     """Ties share the mean of their ranks."""
     flat = torch.from_numpy(np.ascontiguousarray(values.reshape(-1, values.shape[2]).T))
-    ordered = flat.sort(dim=1).values
-    below = torch.searchsorted(ordered, flat)
-    up_to = torch.searchsorted(ordered, flat, right=True)
-    rank = (below + up_to + 1).double() / 2
-    scores = torch.special.ndtri((rank - 3 / 8) / (flat.shape[1] + 1 / 4))
+    (ordered, places), size = flat.sort(dim=1), flat.shape[1]
+    rank = torch.arange(1, size + 1, dtype=flat.dtype)[None]
+    if bool((ordered[:, 1:] == ordered[:, :-1]).any()):
+        below = torch.searchsorted(ordered, ordered)
+        rank = (below + torch.searchsorted(ordered, ordered, right=True) + 1).to(flat) / 2
+    scores = torch.special.ndtri((rank - 3 / 8) / (size + 1 / 4)).expand_as(flat)
+    scores = torch.empty_like(flat).scatter_(1, places, scores)
     found: Array = scores.T.reshape(values.shape).numpy()
     return found
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -268,10 +267,7 @@ class Plan:
         dynamics = self.dynamics
         if dynamics.startswith("Overdamped") or "'euler'" in dynamics:
             dynamics += ": its bias is of first order in the step size"
-        prior = re.sub(
-            r"tensor\(\[.*?\](, [a-z_]+=[^()]*)?\)", "tensor(...)", self.prior, flags=re.S
-        )
-        full = {"prior": prior, "metric": self.metric, "dynamics": dynamics}
+        full = {"prior": self.prior, "metric": self.metric, "dynamics": dynamics}
         why = full | dict(self.reasons)
         return [(name, value, why.get(name, "")) for name, value in self._table()]
 

@@ -95,10 +95,9 @@ def follow(motion: Motion, plan: Plan) -> Motion:
 def adopted(motion: Motion, given: Given, plan: Plan, asked: Asked) -> Plan:
     """A plan made beforehand, changed by the arguments given beside it; refused if it was made for
     another metric or other dynamics."""
-    here = described(motion, given)
-    for name in ("recipe", "metric", "dynamics"):
-        theirs, ours = getattr(plan, name), getattr(here, name)
-        if theirs != ours:
+    metric, dynamics = stable_repr(motion.preconditioner), stable_repr(motion.integrator)
+    for name, ours in {"recipe": given.recipe, "metric": metric, "dynamics": dynamics}.items():
+        if (theirs := getattr(plan, name)) != ours:
             raise ValueError(
                 f"the plan belongs to another sampler: {name} is {theirs} there, {ours} here. "
                 "Give a plan returned by this sampler's plan(data)"

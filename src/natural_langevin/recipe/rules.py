@@ -68,11 +68,11 @@ def metric(model: object, rule: Metric) -> preconditioners.Preconditioner:
         return preconditioners.QuasiDiagonalFisher()  # what was given instead is refused by name
     trainable = [p for p in model.parameters() if p.requires_grad]
     if sum(p.numel() for p in trainable) > rule.few_weights:
-        return preconditioners.QuasiDiagonalFisher()
+        return preconditioners.QuasiDiagonalFisher(every=rule.every)
     layers = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
     if all(isinstance(m, nn.Linear) for m in layers):
-        return preconditioners.UnitFisher()
-    return preconditioners.FullFisher()
+        return preconditioners.UnitFisher(every=rule.every)
+    return preconditioners.FullFisher(every=rule.every)
 
 
 def prior(scale: float | Tensor = 1.0) -> priors.FanIn:

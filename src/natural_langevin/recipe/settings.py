@@ -24,6 +24,8 @@ class Metric:
     #: Whether one whose rate is open averages all of burn-in (``rules.averaged``): one of its last
     #: batches alone made eight schools' tau many times too wide.
     averages: bool = True
+    #: Its statistics are taken at every so many steps.
+    every: int = 1
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from natural_langevin.likelihoods import Likelihood
 from natural_langevin.posterior.arviz import log_prior
 from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.posterior import Posterior
+from natural_langevin.recipe.settings import Metric, Settings
 from natural_langevin.run.problem import starts
 from natural_langevin.slt import epochs, losses
 from natural_langevin.slt.estimate import (
@@ -53,6 +54,8 @@ MINIBATCHES, FEWEST_ROWS, MOST_ROWS = 5, 1000, 4096
 COLD, PRECISE = 0.01, 0.02
 #: Draws of a chain at most: each is evaluated on all data.
 DRAWS = 64
+#: The metric's statistics are taken at a quarter of the burn-in's steps.
+SETTINGS = Settings(metric=Metric(every=4))
 #: The friction of the second run in units of the first's.
 COOLER = 4.0
 #: Steps of the descent that ``baseline="minimum"`` takes, and its step size in the metric.
@@ -111,20 +114,21 @@ def llc(
     True
     """
     check(likelihood, model, baseline)
-    for few in (True, False):
-        first = run(
-            model, likelihood, data, init=model, power=power, chains=chains,
-            prior=localised(model, gamma=gamma) if prior is None else prior,
-            steps=steps, seconds=seconds, batch_size=batch_size, burn_in=burn_in,
-            draws=draws, progress=progress, few=few, **options,
-        )  # fmt: skip
-        sampler, posterior = first.sampler, first.posterior
-        base = at_baseline(sampler, weights_of(model), data, baseline, posterior)
-        base, draws_of = base.expand(posterior.chains), Draws.of(sampler, posterior, data)
-        every = list(range(posterior.chains))
+    first = run(
+        model, likelihood, data, init=model, power=power, chains=chains,
+        prior=localised(model, gamma=gamma) if prior is None else prior,
+        steps=steps, seconds=seconds, batch_size=batch_size, burn_in=burn_in,
+        draws=draws, progress=progress, few=True, **options,
+    )  # fmt: skip
+    sampler, posterior = first.sampler, first.posterior
+    base = at_baseline(sampler, weights_of(model), data, baseline, posterior)
+    base, every = base.expand(posterior.chains), list(range(posterior.chains))
+    draws_of = Draws.of(sampler, posterior, data)
+    found = summarised(posterior, every, base, baseline, draws_of)
+    if first.usual is not None and not found.error <= PRECISE * found.value:
+        posterior = sampler.sample(data, plan=first.usual, progress=progress)
+        first, draws_of = first._replace(posterior=posterior), Draws.of(sampler, posterior, data)
         found = summarised(posterior, every, base, baseline, draws_of)
-        if not first.few or found.error <= PRECISE * found.value:
-            break
     cooler = None if seconds else with_more_friction(first, [found], data, progress)
     if cooler is not None:
         second, posterior = Draws.of(sampler, cooler, data), cooler
@@ -151,7 +155,7 @@ def by_recipe(
     """Options of ``Langevin`` whose step size, if given, keeps the recipe's dynamics, and the
     burn-in. Other dynamics have a third of the steps as burn-in, and need a step size: held-out
     rows would choose it, and at a power of the likelihood they are best predicted at the start."""
-    found: dict[str, Any] = {"mean_rate": None, "recipe": "auto"} | options
+    found: dict[str, Any] = {"mean_rate": None, "recipe": SETTINGS} | options
     dynamics, size = found.get("dynamics"), found.get("step_size", "auto")
     if dynamics is None and found["recipe"] != "paper":
         return found, burn_in
@@ -165,13 +169,13 @@ def by_recipe(
 
 
 class Run(NamedTuple):
-    """A sampler, its posterior, the same sampler with another start, and whether the run was a
-    short one of few rows."""
+    """A sampler, its posterior, the same sampler with another start, and the usual plan where the
+    run was a short one of few rows."""
 
     sampler: Langevin
     posterior: Posterior
     starting_at: Callable[[Weights], Langevin]
-    few: bool
+    usual: Plan | None
 
 
 def run(
@@ -204,18 +208,19 @@ def run(
         Langevin, model, likelihood, prior=prior, likelihood_power=power, chains=chains, **options
     )
     sampler = starting_at(init=init)
-    plan, usual = None, batch_size
+    plan = usual = None
     if batch_size is None and not isinstance(data, DataLoader):
-        usual = batch_size = usual_batch(int(count))
+        batch_size = usual_batch(int(count))
         if few and steps is seconds is burn_in is None:
-            plan = sampler.plan(data, batch_size=usual, keep=draws)
-            plan = with_fewest_rows(plan, sampler.problem.weights, count)
+            usual = sampler.plan(data, batch_size=batch_size, keep=draws)
+            plan = with_fewest_rows(usual, sampler.problem.weights, count)
             batch_size = plan.batch_size
     posterior = sampler.sample(
         data, steps, seconds=seconds, batch_size=batch_size, burn_in=burn_in, keep=draws, plan=plan,
         progress=progress,
     )  # fmt: skip
-    return Run(sampler, posterior, lambda init: starting_at(init=init), few=batch_size != usual)
+    shorter = None if plan is usual else usual
+    return Run(sampler, posterior, lambda init: starting_at(init=init), shorter)
 
 
 def with_fewest_rows(plan: Plan, weights: int, count: float) -> Plan:

@@ -14,8 +14,8 @@ from natural_langevin.langevin import Langevin
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.statistics import Network
 
-#: Rows at a time: whole batches of ``Posterior.log_likelihood``.
-ROWS = 4000
+#: Rows and networks at a time: many rows, for large networks are evaluated one by one.
+ROWS, NETWORKS = 4000, 4
 
 
 def batches(sampler: Langevin, data: Any) -> Iterator[Batch]:
@@ -51,7 +51,7 @@ def of_draws(sampler: Langevin, posterior: Posterior, data: Any) -> Tensor:
     """The mean loss of every draw of the healthy chains, (chain, draw), in nats and float64."""
     count, total = 0, torch.zeros(1, 1, dtype=torch.float64)
     for x, y in batches(sampler, data):
-        found = posterior.log_likelihood(x, y, chains="all")
+        found = posterior.log_likelihood(x, y, chains="all", batch_size=ROWS, sample_batch=NETWORKS)
         total = total - found.double().sum(-1).cpu()
         count += len(x)
     return total / count

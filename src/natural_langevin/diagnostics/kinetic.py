@@ -13,9 +13,15 @@ the noise, and r = Delta - a p:
     a = p.D^{-1} Delta / p.D^{-1} p,      b = N/(2 eta T) r.D^{-1} r / tr(D^{-1} C)
 
 D is a rough diagonal of C, so that large and small entries of C count alike. The trace is found by
-applying C to random signs (Hutchinson), which is exact for a diagonal C and unbiased for any. Sums
-run over all parameters, steps and chains: the error is small, about sqrt(2 / how many), and is
-measured by a jackknife over steps and chains. Nothing needs the chain to have converged.
+applying C to random signs s (Hutchinson), which is exact for a diagonal C and unbiased for any.
+Sums run over all parameters, steps and chains. Their errors follow from C, since the noise is
+Gaussian: those measured over 16 steps would be too small wherever a reading seems precise by
+chance. With M = D^{-1/2} C D^{-1/2}, whose tr M^2 is the mean of |M s|^2,
+
+    var a = b 2 eta T/N p.D^{-1} C D^{-1} p / (p.D^{-1} p)^2
+    var b = b^2 2 (tr M^2 + sum of squares of M off its diagonal) / (tr M)^2
+
+where the second term is the trace's. Nothing needs the chain to have converged.
 
 A minibatch adds noise of its own, which is not Langevin's: eta C (v_B - v). Its size follows from
 the difference of two halves of a batch (without replacement from N, hence the last factor):
@@ -38,7 +44,7 @@ from torch import Tensor
 
 from natural_langevin._internal.chains import Batch, Params, per_chain
 from natural_langevin.diagnostics.energy import energy_gradient
-from natural_langevin.diagnostics.reading import Reading, jackknife
+from natural_langevin.diagnostics.reading import Reading
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import Rates
@@ -46,6 +52,8 @@ from natural_langevin.preconditioners import Factor
 
 #: Squared draws of the noise that are averaged into the weights D.
 _WEIGHT_DRAWS = 16
+#: E[D^-2] / E[D^-1]^2 of one such weight.
+_ROUGH = (_WEIGHT_DRAWS - 2) / (_WEIGHT_DRAWS - 4)
 #: A drift known less well than this says nothing useful about its scale.
 DRIFT_ERROR = 0.1
 
@@ -177,8 +185,9 @@ def summarise(found: Replicates, names: list[str]) -> Kinetic | None:
     return _summary(found.warm, found.cold, names, swallowed / (used + swallowed))
 
 
-# Columns of the sums of one step, (chain, tensor, column), times N / (2 eta).
-_PP, _PD, _DD, _TRACE, _HEAT, _ROUNDING = range(6)
+# Columns of the sums of a step, (chain, tensor, column), times N / (2 eta), those before the trace
+# in units of the temperature. _PCP is the variance of _PD, _SPREAD that of _DD - _TRACE.
+_PP, _PD, _DD, _PCP, _TRACE, _SPREAD, _HEAT, _ROUNDING = range(8)
 
 
 def _step_sums(
@@ -203,6 +212,7 @@ def _step_sums(
         for k, t in theta.items()
     }
     image = metric.apply({k: signs[k] * root[k] for k in signs})
+    pushed = metric.apply({k: p[k] / weights[k] for k in p})
     innovation = dynamics.integrator.innovation(old, new)
     assert innovation is not None
     change, share = innovation
@@ -211,9 +221,13 @@ def _step_sums(
     for k, w in weights.items():
         moved = change[k].double()
         rounding = torch.finfo(theta[k].dtype).eps * theta[k].double().abs()
-        pairs = [(p[k], p[k]), (p[k], moved), (moved, moved)]
+        pairs = [(p[k], p[k]), (p[k], moved), (moved, moved), (p[k], pushed[k])]
         quadratic = [scale * _dot(a.double() / w.double(), b) for a, b in pairs]
-        quadratic.append(_dot(signs[k].double() * root[k], image[k]))
+        # M s, and from it tr M and tr M^2
+        turned = root[k].double() * image[k]
+        trace, square = _dot(signs[k], turned), _dot(turned, turned)
+        diagonal = trace.square() * _ROUGH / (theta[k][0].numel() - 1 + _ROUGH)
+        quadratic += [trace, 2 * (2 * square - diagonal)]
         quadratic += [scale * _dot(a.double() / w.double(), a) for a in (heat[k], rounding)]
         columns.append(torch.stack(quadratic, dim=1))
     return torch.stack(columns, dim=1).cpu()
@@ -267,18 +281,22 @@ def _gradient_of_halves(
     return mean, {k: left**0.5 * (one[k] - two[k]) for k in one}
 
 
-def _ratios(sums: Tensor) -> Tensor:
-    """(..., tensor, column) -> (..., [b/a, b, a, b of every tensor])."""
-    total = sums.sum(-2)
-    a = torch.where(total[..., _PP] > 0, total[..., _PD] / total[..., _PP], 1.0)
+def _readings(sums: Tensor) -> list[Reading]:
+    """(tensor, column) -> b / a, b, a, and b of every tensor."""
 
-    def noise(s: Tensor, a: Tensor) -> Tensor:
+    def noise(s: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
         residual = s[..., _DD] - 2 * a * s[..., _PD] + a.square() * s[..., _PP]
-        return residual / s[..., _TRACE]
+        b = residual / s[..., _TRACE]
+        return b, b.abs() * s[..., _SPREAD].sqrt() / s[..., _TRACE]
 
-    b = noise(total, a)
-    head = torch.stack([b / a, b, a], dim=-1)
-    return torch.cat([head, noise(sums, a[..., None])], dim=-1)
+    total = sums.sum(0)
+    a = torch.where(total[_PP] > 0, total[_PD] / total[_PP], 1.0)
+    b, error = noise(total, a)
+    of_a = (b.clamp_min(0) * total[_PCP]).sqrt() / total[_PP]
+    of_ratio = (error.square() + (b / a * of_a).square()).sqrt() / a.abs()
+    of_all = torch.stack([torch.stack([b / a, b, a]), torch.stack([of_ratio, error, of_a])])
+    both = torch.cat([of_all, torch.stack(noise(sums, a))], dim=1)
+    return [Reading(value, error) for value, error in both.T.tolist()]
 
 
 def _summary(warm: Tensor, cold: Tensor, names: list[str], lost: float) -> Kinetic:
@@ -291,11 +309,9 @@ def _summary(warm: Tensor, cold: Tensor, names: list[str], lost: float) -> Kinet
         total = cold.sum((0, 1))
         residual = total[_DD] - 2 * total[_PD] + total[_PP]
         hot = float(((residual - 4 * total[_ROUNDING]) / total[_TRACE]).clamp_min(0))
-    if len(warm) < 2:
+    if not len(warm):
         return Kinetic(None, None, None, {}, minibatch, hot, lost)
-    value, error = jackknife(_ratios, warm)
-    readings = [Reading(*pair) for pair in zip(value.tolist(), error.tolist(), strict=True)]
-    ratio, noise, drift, *by_tensor = readings
+    ratio, noise, drift, *by_tensor = _readings(warm.sum(0))
     known = drift.error < DRIFT_ERROR * max(1.0, abs(drift.value)) and isfinite(ratio.error)
     return Kinetic(
         temperature=ratio if known else noise,

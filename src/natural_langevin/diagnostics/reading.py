@@ -1,12 +1,9 @@
-"""A measured number with its error, and the jackknife that gives it."""
+"""A measured number with its error."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
-
-from torch import Tensor
 
 #: A reading is called wrong beyond this many standard errors ...
 SIGMAS = 5.0
@@ -37,15 +34,3 @@ class Reading(NamedTuple):
     def __str__(self) -> str:
         digits = max(0, min(6, 1 - math.floor(math.log10(self.error)))) if self.error > 0 else 3
         return f"{self.value:.{digits}f} ± {self.error:.{digits}f}"
-
-
-def jackknife(statistic: Callable[[Tensor], Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
-    """``statistic`` of all rows' sum, with its standard error over independent rows (n, ...).
-
-    ``statistic`` takes sums (..., features) and returns (..., outputs): rows are left out one by
-    one by subtracting them from the sum.
-    """
-    count, total = len(rows), rows.sum(0)
-    value, without = statistic(total), statistic(total - rows)
-    spread = (without - without.mean(0)).square().sum(0)
-    return value, (spread * (count - 1) / count).sqrt()

@@ -15,7 +15,7 @@ from natural_langevin.run.loop import DivergenceError
 
 log = logging.getLogger("natural_langevin")
 
-#: Steps of all chains together that the error bar needs, and at least as many of each chain.
+#: Steps of all chains together, and at least as many of each chain.
 REPLICATES, STEPS = 16, 4
 #: A probe's step costs several of the run's (about six at the size of MNIST's networks). A run
 #: this many times as long hardly notices it; shorter runs go without.

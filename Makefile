@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 # environment says otherwise: torch alone takes four seconds to compile, in every process of a test.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: attack gpu-check run test test-lab test-thorough lint types docs dist clean
+.PHONY: attack gpu-check run test test-docs test-lab test-thorough lint types docs dist clean
 
 # The paper's table at its quick size. Finished work is kept: running it again shows the table,
 # and after an interruption it goes on. Another size: make run ARGS="--preset paper".
@@ -26,7 +26,12 @@ WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: $(READY)
-	$(PYTEST) -m "not thorough" --ignore tests/lab $(ARGS)
+	$(PYTEST) -m "not thorough" $(addprefix --ignore ,$(DOCS) tests/lab) $(ARGS)
+
+# What a reader is given: the pages and the site of docs/, the examples, a wheel.
+DOCS := tests/docs tests/examples tests/packaging
+test-docs: $(READY)
+	$(PYTEST) -m "not thorough" $(DOCS) $(ARGS)
 
 # The tests of lab/, the experiments that are run from a checkout.
 test-lab: $(READY)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from natural_langevin import Langevin, likelihoods
 from natural_langevin.statistics import in_turn
@@ -49,6 +50,23 @@ def test_the_same_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_by_shapes_alone() -> None:
     """Wide images are taken one by one; small ones, and what is no image, together."""
     convolution = nn.Sequential(nn.Conv2d(3, 32, 3), nn.Flatten())
-    assert in_turn.one_by_one(convolution, torch.empty(100, 3, 32, 32))
-    assert not in_turn.one_by_one(convolution, torch.empty(100, 3, 8, 8))
-    assert not in_turn.one_by_one(convolution, torch.empty(100_000, 64))
+    own = dict(convolution.named_parameters())
+    assert in_turn.one_by_one(convolution, own, torch.empty(100, 3, 32, 32))
+    assert in_turn.one_by_one(convolution[0], ["weight"], torch.empty(100, 3, 32, 32))
+    assert not in_turn.one_by_one(convolution, own, torch.empty(100, 3, 8, 8))
+    assert not in_turn.one_by_one(convolution, own, torch.empty(100_000, 64))
+    assert not in_turn.one_by_one(convolution, ["1.weight"], torch.empty(100, 3, 32, 32)), "shared"
+
+
+@pytest.mark.parametrize(("layer", "times"), [(0, 3), (3, 1)])
+def test_a_convolution_that_all_share_is_done_once(layer: int, times: int) -> None:
+    convolution = nn.Conv2d(1, 64, 3)
+    model = nn.Sequential(convolution, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 2))
+    x, name, done = torch.randn(20, 1, 32, 32), f"{layer}.weight", []
+    convolution.register_forward_hook(lambda *_: done.append(1))
+    own = {name: torch.randn(3, *model.get_parameter(name).shape)}
+    found = in_turn.of_each(lambda w: functional_call(model, w, (x,)), model, x, own)
+    assert len(done) == times
+    for k in range(3):
+        expected = functional_call(model, {name: own[name][k]}, (x,))
+        torch.testing.assert_close(found[k], expected, rtol=1e-4, atol=1e-5)

@@ -183,7 +183,7 @@ class Gradients:
             pass
         elif len(key) == 1 and chain_axis:
             over_chains = partial(_without_axis, one.evaluate, axes)
-        elif one_by_one(self.network.model, batch[0][0] if chain_axis else batch[0]):
+        elif one_by_one(self.network.model, params, batch[0][0] if chain_axis else batch[0]):
             one.numbers = chunk_numbers(key.device)
             over_chains = partial(in_turn, one.evaluate, len(key), axes)
         loss, gradient, found, state, calls = over_chains(

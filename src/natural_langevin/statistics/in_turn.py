@@ -6,7 +6,7 @@ detours, while one alone fills the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeGuard
 
 import torch
@@ -18,10 +18,19 @@ from torch.utils import _pytree as pytree
 ONE_BY_ONE = 1 << 20
 
 
-def one_by_one(model: nn.Module, x: Tensor) -> bool:
-    """Whether networks like ``model`` are better taken one by one on inputs ``x``: by shapes alone,
-    so that the same run keeps its bits."""
-    widest = max((m.out_channels for m in model.modules() if _is_conv(m)), default=0)
+def one_by_one(model: nn.Module, own: Iterable[str], x: Tensor) -> bool:
+    """Whether networks like ``model``, each with parameters of its ``own`` and the others shared,
+    are better taken one by one on inputs ``x``: by shapes alone, so that the same run keeps its
+    bits. A convolution that they share is done once for all."""
+    names = tuple(own)
+    widest = max(
+        (
+            module.out_channels
+            for name, module in model.named_modules()
+            if _is_conv(module) and any(k.startswith(f"{name}." if name else "") for k in names)
+        ),
+        default=0,
+    )
     return x.ndim > 2 and widest * (x.numel() // x.shape[1]) >= ONE_BY_ONE
 
 
@@ -37,7 +46,7 @@ def of_each(
     function: Callable[..., Tensor], model: nn.Module, x: Tensor, *trees: dict[str, Tensor]
 ) -> Tensor:
     """``function`` of each network's own part of the ``trees``, all of them on inputs ``x``."""
-    if not one_by_one(model, x):
+    if not one_by_one(model, trees[0], x):
         return vmap(function)(*trees)
     count = len(next(iter(trees[0].values())))
     found: Tensor = in_turn(function, count, (0,) * len(trees), *trees)

@@ -14,8 +14,9 @@ from natural_langevin.langevin import Langevin
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.statistics import Network
 
-#: Rows and networks at a time: many rows, for large networks are evaluated one by one.
-ROWS, NETWORKS = 4000, 4
+#: Rows at a time; and networks, as many as have so many weights together, within bounds: large ones
+#: are evaluated one by one.
+ROWS, WEIGHTS, FEWEST, MOST = 4000, 100_000, 4, 64
 
 
 def batches(sampler: Langevin, data: Any) -> Iterator[Batch]:
@@ -50,8 +51,9 @@ def at_weights(sampler: Langevin, weights: Params, data: Any) -> Tensor:
 def of_draws(sampler: Langevin, posterior: Posterior, data: Any) -> Tensor:
     """The mean loss of every draw of the healthy chains, (chain, draw), in nats and float64."""
     count, total = 0, torch.zeros(1, 1, dtype=torch.float64)
+    together = max(FEWEST, min(WEIGHTS // sampler.problem.weights, MOST))
     for x, y in batches(sampler, data):
-        found = posterior.log_likelihood(x, y, chains="all", batch_size=ROWS, sample_batch=NETWORKS)
+        found = posterior.log_likelihood(x, y, chains="all", batch_size=ROWS, sample_batch=together)
         total = total - found.double().sum(-1).cpu()
         count += len(x)
     return total / count

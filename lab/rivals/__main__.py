@@ -5,8 +5,9 @@
 
 Every row is a process; its seconds begin when the data are on the device and end when the predictor
 is returned: tuning, compiling and recording included, importing not. A row that fails says why.
-``--together`` rows share the device at a time, and say so. ``--budget`` stops before rows that
-would not end in so many seconds.
+``--together`` rows share the device at a time, and say so; they run beside each other, and not in
+turns, where CUDA's multi-process service is started (CUDA_MPS_PIPE_DIRECTORY). ``--budget`` stops
+before rows that would not end in so many seconds.
 """
 
 from __future__ import annotations
@@ -164,6 +165,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=Path, help="its data; left out without")
     parser.add_argument("--seconds", type=float, nargs="+", default=[60.0])
     parser.add_argument("--seeds", type=at_least(1), default=1)
+    parser.add_argument("--first", type=at_least(0), default=0, help="the first seed")
     parser.add_argument("--rows", type=at_least(20), help="of data, at most")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--together", type=at_least(1), default=1, help="rows at a time")
@@ -183,10 +185,11 @@ def main() -> None:
     results = open_results(given.out, settings, [], ValueError)
     done = {tuple(r[k] for k in KEYS) for r in results["rows"] if "error" not in r}
     problems = [p for p in PROBLEMS if getattr(given, p) is not None]
+    seeds = range(given.first, given.first + given.seeds)
     keys = [
         (problem, method, seconds, seed)
         for seed, seconds, problem, method in itertools.product(
-            range(given.seeds), sorted(given.seconds), problems, given.methods
+            seeds, sorted(given.seconds), problems, given.methods
         )
         if (problem, method, seconds, seed) not in done
     ]
@@ -205,7 +208,8 @@ def main() -> None:
             if place + 1 < len(groups):
                 time.sleep(max(0.0, group[0][2] - 20))  # nobody imports beside others' runs
                 waiting = [started(key) for key in groups[place + 1]]
-            found = [one.result() | {"together": len(group)} for one in running]
+            shared = {"together": len(group), "mps": "CUDA_MPS_PIPE_DIRECTORY" in os.environ}
+            found = [one.result() | shared for one in running]
         kept = [r for r in results["rows"] if all(any(r[k] != f[k] for k in KEYS) for f in found)]
         results = results | {"rows": [*kept, *found], "origin": origin(given.device)}
         write_results(given.out, results)

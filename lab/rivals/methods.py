@@ -6,7 +6,8 @@
 | ours, microcanonical | this library | defaults, with Microcanonical as the recipe's dynamics |
 | ensemble | written here | eight networks, AdamW as SMILE warms up, best held-out snapshot each |
 | dropout | written here | rates .1, .25, .5 side by side, the best on held-out rows; 50 passes |
-| sghmc, csgld, psmile | written here after the papers | eight chains from an ensemble's members; step sizes of a decade's grid side by side, the best on held-out rows |
+| sghmc, csgld | written here after the papers | eight chains from an ensemble's members; step sizes of a decade's grid side by side, the best on held-out rows |
+| smile, psmile | kernels of SMILE's authors | ``smile``: self-tuned, and preconditioned |
 | multiswag | written here after the paper | eight members, rank 20, four draws each |
 | ivon | ``ivon-opt``, the authors' | their image settings, 64 draws |
 | laplace | ``laplace-torch``, the authors' | last layer, Kronecker factors, marginal likelihood |
@@ -23,11 +24,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
+from lab.rivals import smile as authors_smile
+from lab.rivals.dynamics import recipe_of
 from lab.rivals.many import Clock, Many, Stack, Update, nll
 from lab.rivals.problems import Problem
 from natural_langevin import Langevin, likelihoods
 from natural_langevin.dynamics import Microcanonical
-from natural_langevin.recipe import rules
 
 Predictor = Callable[[Tensor], Tensor]
 Method = Callable[[Problem, float, int], Predictor]
@@ -42,17 +44,12 @@ def ours(problem: Problem, seconds: float, seed: int) -> Predictor:
         problem.network(0.0).to(device), likelihoods.Categorical(), seed=seed, device=device
     )
     found = sampler.sample((problem.x, problem.y), seconds=seconds, progress=False)
-    return lambda x: found.predict(x).mean
+    return lambda x: found.predict(x, keep_samples=False).mean
 
 
 def ours_microcanonical(problem: Problem, seconds: float, seed: int) -> Predictor:
-    """The recipe with other dynamics; its rules for step size, length and friction as they are."""
-    usual = rules.dynamics
-    rules.dynamics = Microcanonical  # type: ignore[assignment]
-    try:
+    with recipe_of(Microcanonical):
         return ours(problem, seconds, seed)
-    finally:
-        rules.dynamics = usual
 
 
 def adamw(many: Many, rate: float = RATE, decay: float = DECAY) -> Update:
@@ -219,50 +216,15 @@ def csgld(problem: Problem, seconds: float, seed: int) -> Predictor:
     return sampled(problem, seconds, seed, grid=(1e-3, 1e-2, 5e-2, 2e-1), batch=128, made=made)
 
 
+def smile(problem: Problem, seconds: float, seed: int, kernel: str = "SMILET") -> Predictor:
+    clock = Clock(seconds, problem.x.device)
+    many = Many(lambda: problem.network(0.0), problem.learned, count=MEMBERS, seed=seed)
+    start, _ = trained(many, problem, clock, 0.3)
+    return authors_smile.sampled(kernel, problem, seed, clock, many, start)
+
+
 def psmile(problem: Problem, seconds: float, seed: int) -> Predictor:
-    """Sommer et al. 2026: no refreshment, moves divided by the smoothed spread of gradients, of
-    mean square 1; by the leapfrog scheme, one gradient a step, where theirs takes two."""
-    n = problem.kept
-
-    def made(many: Many, sizes: Tensor) -> Any:
-        weights = many.weights
-        u, mean, spread = ({k: torch.zeros_like(v) for k, v in weights.items()} for _ in range(3))
-        for v in spread.values():
-            v.fill_(1.0)
-        d = sum(v[0].numel() for v in weights.values())
-
-        def dot(a: Stack, b: Stack) -> Tensor:
-            return torch.stack([(a[k] * b[k]).flatten(1).sum(1) for k in a]).sum(0)
-
-        def update(weights: Stack, g: Stack, losses: Tensor) -> None:
-            slope = {k: (n * with_prior(g[k], w, n)).clamp(-1e6, 1e6) for k, w in weights.items()}
-            for k, s in slope.items():
-                mean[k].lerp_(s, 0.01)
-                spread[k].copy_(
-                    (0.99 * spread[k].square() + 0.01 * (s - mean[k]).square())
-                    .clamp_min(1e-7)
-                    .sqrt()
-                )
-            clipped = {k: v.clamp(1e-2, 1e4) for k, v in spread.items()}
-            size = (dot(clipped, clipped) / d).sqrt()
-            scale = {k: v / many.per_network(size, v) for k, v in clipped.items()}
-            force = {k: s / scale[k] for k, s in slope.items()}
-            norm = dot(force, force).sqrt().clamp_min(1e-30)
-            along = -dot(force, u) / norm
-            lost = -torch.expm1(-sizes * norm / (d - 1))
-            z = 1 - lost
-            grown = (1 + z.square() + along * lost * (1 + z)).clamp_min(1e-30)
-            kept, added = 2 * z / grown, -lost * (1 + z + along * lost) / (grown * norm)
-            for k, w in weights.items():
-                u[k].mul_(many.per_network(kept, w)).add_(many.per_network(added, w) * force[k])
-            length = dot(u, u).sqrt().clamp_min(1e-30)
-            for k, w in weights.items():
-                u[k].div_(many.per_network(length, w))
-                w.add_(many.per_network(sizes, w) * u[k] / scale[k])
-
-        return update, lambda part: part > 0.2
-
-    return sampled(problem, seconds, seed, grid=(1e-3, 1e-2, 1e-1, 1.0), batch=512, made=made)
+    return smile(problem, seconds, seed, "NOISYSMILE")
 
 
 def multiswag(problem: Problem, seconds: float, seed: int) -> Predictor:
@@ -358,15 +320,12 @@ def laplace(problem: Problem, seconds: float, seed: int) -> Predictor:
 
 METHODS: dict[str, Method] = {
     "ours": ours, "ours, microcanonical": ours_microcanonical, "ensemble": ensemble,
-    "dropout": dropout, "sghmc": sghmc, "csgld": csgld, "psmile": psmile, "multiswag": multiswag,
-    "ivon": ivon, "laplace": laplace,
+    "dropout": dropout, "sghmc": sghmc, "csgld": csgld, "smile": smile, "psmile": psmile,
+    "multiswag": multiswag, "ivon": ivon, "laplace": laplace,
 }  # fmt: skip
 #: What is not compared, and why.
 LEFT_OUT = {
-    "SMILE by its authors' code": "it is pinned to jax 0.4.33, flax 0.9 and blackjax 1.2.2, whose "
-    "functions newer ones no longer have, and compiled wheels of jax cannot be carried; psmile is "
-    "its equations, written here",
-    "MILE, bde": "all data in every step, in jax as above",
+    "MILE, bde": "all data in every step",
     "CIFAR-10, ResNet-7 and ResNet-18": "its images are not at hand where this is run",
     "5 and 15 minutes": "device time",
 }

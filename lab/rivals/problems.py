@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lab.defaults import dozen
 from natural_langevin import data
 from natural_langevin.cli.experiments.bench_networks import GPT
 
@@ -78,7 +79,7 @@ def fashion(path: Path, rows: int | None) -> Problem:
 
 
 def small(path: Path, rows: int | None) -> Problem:
-    """Digits of 8 x 8 pixels and a perceptron: in seconds on a CPU, for trying. Any path does."""
+    """Digits of 8 x 8 pixels and a perceptron: in seconds on a CPU. Any path does."""
     found = data.digits()
 
     def network(rate: float) -> nn.Module:
@@ -89,6 +90,20 @@ def small(path: Path, rows: int | None) -> Problem:
     return Problem(
         network, x[:rows], found.train_y[:rows], test_x, found.test_y, torch.rand(300, 64)
     )
+
+
+def table(path: Path, rows: int | None) -> Problem:
+    """Eighteen columns and seven classes, drawn; for a CPU. Any path does."""
+    found = dozen.problem("perceptron: 18 columns, 7 classes")
+
+    def network(rate: float) -> nn.Module:
+        drop = [nn.Dropout(rate)] if rate else []
+        return nn.Sequential(
+            nn.Linear(18, 64), nn.GELU(), *drop, nn.Linear(64, 64), nn.GELU(), *drop,
+            nn.Linear(64, 7),
+        )  # fmt: skip
+
+    return Problem(network, found.x[:rows], found.y[:rows], found.x_test, found.y_test)
 
 
 class Dropped(nn.Module):
@@ -130,4 +145,5 @@ PROBLEMS: dict[str, Callable[[Path, int | None], Problem]] = {
     "fashion": fashion,
     "shakespeare": shakespeare,
     "small": small,
+    "table": table,
 }

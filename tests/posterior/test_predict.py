@@ -69,6 +69,46 @@ def test_chunks_do_not_matter(
     torch.testing.assert_close(lean.mean, whole.mean)
 
 
+def test_networks_taken_one_by_one_have_more_inputs_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 40 inputs in batches of 10, four networks at a time: all 40 of one after the other; as
+    many as there is memory for; the averages are the same."""
+
+    class Counted(nn.Conv2d):
+        def forward(self, x: Tensor) -> Tensor:
+            inputs.append(len(x))
+            return super().forward(x)
+
+    inputs: list[int] = []
+    torch.manual_seed(0)
+    network = nn.Sequential(Counted(1, 3, 2), nn.Flatten(), nn.Linear(12, 2))
+    x = torch.randn(40, 1, 3, 3)
+    samples = {k: torch.randn(2, 3, *p.shape) for k, p in network.named_parameters()}
+    posterior = disagreeing(network, likelihoods.Categorical(), (x, torch.arange(40) % 2))
+    posterior = posterior.of_draws(samples)
+    monkeypatch.setattr(posterior, "native", lambda *_: None)
+
+    def predicted() -> tuple[Tensor, set[int], int]:
+        inputs.clear()
+        mean = posterior.predict(x, batch_size=10, sample_batch=4, keep_samples=False).mean
+        largest = max(inputs)
+        return mean, set(inputs), sum(n == largest for n in inputs)
+
+    usual, sizes, _ = predicted()
+    assert max(sizes) == 10
+    monkeypatch.setattr("natural_langevin.statistics.in_turn.ONE_BY_ONE", 1)
+    found, sizes, calls = predicted()
+    assert max(sizes) == 40
+    assert calls == 6
+    torch.testing.assert_close(found, usual)
+    monkeypatch.setattr("natural_langevin.posterior.ensemble.MOST_NUMBERS", 20 * 3 * 3 * 3)
+    found, sizes, calls = predicted()
+    assert max(sizes) == 20
+    assert calls == 12
+    torch.testing.assert_close(found, usual)
+
+
 def test_estimates(posterior: Posterior, classes: Data) -> None:
     """ "mean" predicts with each chain's running mean, "last" with its last iterate."""
     x = classes[0]

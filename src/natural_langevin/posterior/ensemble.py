@@ -21,9 +21,12 @@ from natural_langevin.posterior.calibration import (
 )
 from natural_langevin.posterior.draws import Draws
 from natural_langevin.posterior.pooling import Chains
-from natural_langevin.posterior.prediction import Averager
+from natural_langevin.posterior.prediction import Averager, one_tensor
 from natural_langevin.posterior.sharpening import check_sharpness
+from natural_langevin.statistics.in_turn import convolved, one_by_one
 
+#: Of inputs evaluated at once: numbers that a convolution gives, or that all networks do.
+MOST_NUMBERS = 1 << 26
 #: Outputs of small networks that torch takes on one thread.
 FEW_OUTPUTS = 1 << 16
 
@@ -51,7 +54,8 @@ def averaged(
     plain = estimate != "ensemble" or sharpness is not None
     state = learned_by(posterior, own, draws, plain=plain)
     device, empty = next(iter(posterior.last.values())).device, True
-    for batch in posterior.signature.batches(x, batch_size):
+    rows = _inputs_at_once(posterior, x, batch_size, sample_batch, len(pooled) * draws)
+    for batch in posterior.signature.batches(x, rows):
         empty = False
         averager = Averager(
             posterior.likelihood, len(pooled) * draws, state,
@@ -65,6 +69,20 @@ def averaged(
         yield averager
     if empty:
         raise ValueError("there is nothing to predict: x holds no batch")
+
+
+def _inputs_at_once(posterior: Draws, x: Any, batch_size: int, several: int, count: int) -> int:
+    """``batch_size``; of networks that are taken one by one, up to as many inputs as ``several``
+    would have together: every call has a price on a GPU. ``count``: networks in all."""
+    model = posterior.template
+    if not isinstance(x, Tensor) or not one_by_one(model, posterior.last, x[:batch_size]):
+        return batch_size
+    first = x[:1].to(next(iter(posterior.last.values())).device)
+    with torch.no_grad():
+        one = posterior.each(one_tensor, first, {k: v[:1] for k, v in posterior.last.items()})
+    every = (name for name, _ in model.named_parameters())
+    numbers = max(convolved(model, every, first), count * one.numel())
+    return max(batch_size, min(several * batch_size, MOST_NUMBERS // numbers))
 
 
 def _fill(

@@ -22,7 +22,13 @@ def one_by_one(model: nn.Module, own: Iterable[str], x: Tensor) -> bool:
     """Whether networks like ``model``, each with parameters of its ``own`` and the others shared,
     are better taken one by one on inputs ``x``: by shapes alone, so that the same run keeps its
     bits. A convolution that they share is done once for all."""
-    names = tuple(own)
+    return convolved(model, own, x) >= ONE_BY_ONE
+
+
+def convolved(model: nn.Module, parameters: Iterable[str], x: Tensor) -> int:
+    """Numbers that the widest convolution with some of the ``parameters`` gives for inputs ``x`` at
+    most; 0 without one."""
+    names = tuple(parameters)
     widest = max(
         (
             module.out_channels
@@ -31,7 +37,7 @@ def one_by_one(model: nn.Module, own: Iterable[str], x: Tensor) -> bool:
         ),
         default=0,
     )
-    return x.ndim > 2 and widest * (x.numel() // x.shape[1]) >= ONE_BY_ONE
+    return widest * (x.numel() // x.shape[1]) if x.ndim > 2 else 0
 
 
 def in_turn(

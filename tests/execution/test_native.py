@@ -23,6 +23,7 @@ from native_engines import (
 from natural_langevin import dynamics, priors, random
 from natural_langevin.data import Subsets
 from natural_langevin.execution.kernels.native.build import library
+from pairwise import covering
 
 pytestmark = [
     pytest.mark.skipif(library(torch.float32) is None, reason="no C compiler"),
@@ -75,7 +76,9 @@ def test_without_noise(
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(  # in float64 every activation has its turn above
+    "dtype", [pytest.param(torch.float64, marks=pytest.mark.thorough), torch.float32]
+)
 def test_with_noise(dtype: torch.dtype, activation: str) -> None:
     """Noise is single precision in any case, and one or two units in the last place differ."""
     model = network(4, 7, 3, activation=ACTIVATIONS[activation])
@@ -98,9 +101,10 @@ def test_likelihoods_in_single_precision(likelihood: str) -> None:
     assert_same(reference, native, state, rtol=1e-5)
 
 
-@pytest.mark.parametrize("chains", [1, 3])
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("metric", ["rmsprop", "diagonal", "quasi-diagonal", "model", "unit"])
+@pytest.mark.parametrize(
+    ("metric", "bias", "chains"),
+    covering(["rmsprop", "diagonal", "quasi-diagonal", "model", "unit"], [True, False], [1, 3]),
+)
 def test_wide_layers(metric: str, bias: bool, chains: int) -> None:
     """Layers whose moments are formed sample by sample, of widths that fit no vector; fewer units
     where each has a matrix of its own."""
@@ -128,9 +132,10 @@ def test_values_per_chain() -> None:
     assert_same(reference, native, state, rtol=1e-5)
 
 
-@pytest.mark.parametrize("integrator", ["euler", "baoab"])
-@pytest.mark.parametrize("friction", [0.1, 1.0])
-@pytest.mark.parametrize("metric", ["euclidean", "rmsprop", "quasi-diagonal"])
+@pytest.mark.parametrize(
+    ("metric", "friction", "integrator"),
+    covering(["euclidean", "rmsprop", "quasi-diagonal"], [0.1, 1.0], ["euler", "baoab"]),
+)
 def test_underdamped(metric: str, friction: float, integrator: str) -> None:
     reference, native, state = engines(
         network(4, 6, 2), LIKELIHOODS["gaussian"], data(LIKELIHOODS["gaussian"], 4, 2),

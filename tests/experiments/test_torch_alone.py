@@ -37,10 +37,12 @@ new = {{name.split(".")[0] for name in set(sys.modules) - before}}
 said = {{"imported": sorted(new - set(sys.stdlib_module_names))}}
 
 from natural_langevin import Langevin, likelihoods
+sys.path.append({str(Path(__file__).parents[1])!r})
+from short_recipe import SHORT
 x = torch.rand(100, 2)
 y = (x.sum(1) > 1).long()
 model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2))
-Langevin(model, likelihoods.Categorical()).sample((x, y)).predict(x)  # by the recipe
+Langevin(model, likelihoods.Categorical(), recipe=SHORT).sample((x, y)).predict(x)
 said["heavy"] = [name for name in {HEAVY!r} if name in sys.modules]
 said["garbage"] = [gc.isenabled(), gc.get_freeze_count()]
 

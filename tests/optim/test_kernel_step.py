@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from natural_langevin import dynamics, likelihoods, preconditioners, priors
 from natural_langevin.optim import NaturalLangevin, kernel_step
+from pairwise import covering
 
 METRICS = {
     "QDOP": preconditioners.QuasiDiagonalFisher(),
@@ -19,7 +20,11 @@ METRICS = {
     "RMSProp": preconditioners.RMSProp(),
     "Euclidean": preconditioners.Euclidean(),
 }
-DYNAMICS = [None, dynamics.Underdamped(), dynamics.Underdamped(integrator="baoab")]
+DYNAMICS = {
+    "overdamped": None,
+    "euler": dynamics.Underdamped(),
+    "baoab": dynamics.Underdamped(integrator="baoab"),
+}
 PRIORS = {
     "Gaussian": priors.Gaussian(0.1, 0.2),
     "several": {"0.*": priors.Laplace(0.5), "1.*": priors.Flat(), "*": priors.Gaussian(0.3)},
@@ -51,22 +56,24 @@ def run(options: dict[str, Any], dtype: torch.dtype = torch.float32) -> tuple[An
     return optimizer, [*(p.detach() for p in model.parameters()), *kept]
 
 
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("metric", METRICS)
-def test_the_same_step(metric: str, prior: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for motion in DYNAMICS:
-        options = {
-            "preconditioner": METRICS[metric], "prior": PRIORS[prior], "dynamics": motion,
-        }  # fmt: skip
-        optimizer, by_kernels = run(options)
-        used = [k for _, update in optimizer._vectors for k in update._kernels.values()]
-        # Of RMSProp the metric is of the loss's gradient alone, which a prior's pull is no part of.
-        assert all(k is not None for k in used) == (metric != "RMSProp" or prior == "Gaussian")
-        with monkeypatch.context() as patch:
-            patch.setattr(kernel_step, "backend_for", lambda device: None)
-            _, by_operations = run(options)
-        for found, expected in zip(by_kernels, by_operations, strict=True):
-            torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-6)
+@pytest.mark.parametrize(
+    ("metric", "prior", "motion"), covering([*METRICS], [*PRIORS], [*DYNAMICS])
+)
+def test_the_same_step(
+    metric: str, prior: str, motion: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {
+        "preconditioner": METRICS[metric], "prior": PRIORS[prior], "dynamics": DYNAMICS[motion],
+    }  # fmt: skip
+    optimizer, by_kernels = run(options)
+    used = [k for _, update in optimizer._vectors for k in update._kernels.values()]
+    # Of RMSProp the metric is of the loss's gradient alone, which a prior's pull is no part of.
+    assert all(k is not None for k in used) == (metric != "RMSProp" or prior == "Gaussian")
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel_step, "backend_for", lambda device: None)
+        _, by_operations = run(options)
+    for found, expected in zip(by_kernels, by_operations, strict=True):
+        torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-6)
 
 
 def test_kernels_that_were_never_seen_are_tried_first(

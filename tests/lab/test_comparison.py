@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import integrate, stats
 
+from lab.defaults import calibration
 from lab.tables import compare, networks, public, rivals
 from lab.tables.laws import Amounts, Counts, of_counts, of_residuals
 
@@ -59,7 +61,7 @@ def test_levels_of_a_right_law_are_uniform_also_where_it_jumps():
     law = Amounts(0 * ones, ones, log=True, zero=0.6 * ones)
     for scores in (counted, compare.number_scores(law, half, step=0.0)):
         assert stats.kstest(scores["level"], "uniform").pvalue > 0.01
-        assert compare.calibration_error(scores) < 3 * np.sqrt(0.25 / 4000)
+        assert calibration.error([compare.of_calibration(scores)]) < 3 * np.sqrt(0.25 / 4000)
 
 
 def test_differences_are_taken_row_by_row():
@@ -79,8 +81,27 @@ def test_differences_are_taken_row_by_row():
 def test_the_error_of_confidence_is_the_gap_to_accuracy():
     p = np.array([[0.8, 0.2]] * 10)
     scores = compare.class_scores(p, np.array([0] * 5 + [1] * 5))
-    assert compare.calibration_error(scores) == pytest.approx(0.3)
+    assert calibration.error([compare.of_calibration(scores)]) == pytest.approx(0.3)
     assert scores["nll"].mean() == pytest.approx(-0.5 * (np.log(0.8) + np.log(0.2)))
+
+
+@pytest.mark.parametrize("classes", [True, False])
+def test_what_calibrated_predictions_of_few_rows_score_by_chance(classes, tmp_path):
+    """Twenty rows of a right law: the error is that of chance, whose size is in the summary."""
+    rng, found = np.random.default_rng(0), []
+    name = "wine" if classes else "mammals"
+    for _ in range(200):
+        p = rng.uniform(0.6, 1.0, size=20)
+        level = rng.uniform(size=20)
+        scores = {"nll": p, "off": (rng.uniform(size=20) > p).astype(float)}
+        scores |= {"confidence": p} if classes else {"level": level}
+        about = json.dumps({"cpu_seconds": 1.0, "chosen": ""})
+        np.savez(tmp_path / f"{name}.ours.0.npz", about=about, **scores)
+        (row,) = compare.summary(tmp_path)
+        found.append([row["calibration"], row["calibration_if_calibrated"]])
+    error, chance = np.array(found).T
+    assert chance.mean() > 0.05
+    assert abs(error.mean() - chance.mean()) < 4 * error.std() / np.sqrt(200)
 
 
 @pytest.mark.parametrize("method", ["ridge or logistic", "five Adam networks"])

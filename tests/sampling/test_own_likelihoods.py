@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from natural_langevin import Posterior, likelihoods
-from short_recipe import changed, shorten
+from short_recipe import SHORT, changed, shorten
 from short_unit_runs import network, rows, sampled
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A short way down: what is compared has gone the same one."""
-    shorten(monkeypatch, changed(descent={"rounds": (60,)}, pilot={"steps": (1, 20)}))
+    shorten(monkeypatch, changed(SHORT, descent={"rounds": (20,)}))
 
 
 class OwnNoise(likelihoods.Likelihood):

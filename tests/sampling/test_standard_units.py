@@ -18,7 +18,7 @@ from natural_langevin.run.problem import standard_units
 from short_recipe import SHORT, USUAL, changed, shorten
 from short_unit_runs import RUN, network, rows, sampled
 
-SHORT_WAY = changed(SHORT, descent={"rounds": (60,)})
+SHORT_WAY = changed(SHORT, descent={"rounds": (20,)})
 
 
 @pytest.fixture(autouse=True)

@@ -204,7 +204,10 @@ CHECKS = (
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [(NaturalLangevinClassifier, {}), (NaturalLangevinRegressor, {"noise": "constant"})],
+    [
+        (NaturalLangevinClassifier, {}),
+        pytest.param(NaturalLangevinRegressor, {"noise": "constant"}, marks=pytest.mark.thorough),
+    ],
     ids=["classes", "numbers"],
 )
 def test_checks_of_scikit_learn_with_folds(kind, options):

@@ -593,7 +593,7 @@ def decided() -> str:
          "disagree, up to "
          f"{c.length.unmixed * c.length.most:,} (tables {c.length.most:,}) or a budget of "
          "operations (tens of seconds on a CPU)"),
-        ("burn-in", "a third of the steps"),
+        ("burn-in", "a third; a ninth of later parts"),
         ("draws", f"about {c.cost.most_draws} per chain, {c.cost.fewest_draws} at least if "
          "predicting with more would be slow"),
     )  # fmt: skip

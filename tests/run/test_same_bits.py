@@ -70,8 +70,8 @@ def plain() -> Posterior:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ending, "too_short", too_short)
         found = run()
-    assert found.plan.extended == (0, 242)
-    assert found.config["steps_before"] == 60 + 242
+    assert found.plan.extended == (0, 262)
+    assert found.config["steps_before"] == 60 + 262
     assert found.plan.descent
     assert found.plan.units is not None
     assert found.config["recipe"]["prior_scale"] is not None
@@ -156,9 +156,9 @@ def test_a_part_that_goes_on_keeps_its_draws(monkeypatch: pytest.MonkeyPatch) ->
     more = run(plan=plan)
     assert more.plan.extended == whole.plan.extended == (0, 600)
     assert more.config["steps_before"] == short.config["steps_before"] == 60
-    assert more.config["burn_in"] == short.config["burn_in"] == 60
-    assert more.config["thin"] == 4 * short.config["thin"] == 20
-    assert (short.draws, more.draws) == (24, 27)  # between 1/sqrt(2) and sqrt(2) of those
+    assert more.config["burn_in"] == short.config["burn_in"] == 20
+    assert more.config["thin"] == 4 * short.config["thin"] == 24
+    assert (short.draws, more.draws) == (26, 24)  # between 1/sqrt(2) and sqrt(2) of those
     for name, value in more.samples.items():
         assert torch.equal(value, whole.samples[name]), name
         assert torch.equal(value[:, :6], short.samples[name][:, 3::4]), name

@@ -37,7 +37,8 @@ from lab.rivals.problems import PROBLEMS
 from natural_langevin import metrics
 from natural_langevin.cli.experiments.origin import origin
 
-COLUMNS = ("seconds", "method", "took", "NLL", "accuracy", "ECE", "OOD AUROC", "seeds")
+COLUMNS = ("seconds", "method", "took", "NLL", "NLL above ours", "accuracy", "ECE", "OOD AUROC",
+           "seeds")  # fmt: skip
 KEYS = ("problem", "method", "budget", "seed")
 
 
@@ -78,15 +79,19 @@ def row(problem: str, path: Path, method: str, seconds: float, seed: int, device
 
 
 def summary(rows: list[dict[str, Any]]) -> list[list[str]]:
-    """A line for every problem, time and method: means over seeds with their spread."""
-    lines = []
+    """A line for every problem, time and method: means over seeds with their spread; the NLL above
+    ours is the mean over seeds that both have, with its error."""
+    lines, own = [], {(r["problem"], r["budget"], r["seed"]): r for r in rows if _ours(r)}
     keys = dict.fromkeys((r["problem"], r["budget"], r["method"]) for r in rows)
     for key in sorted(keys, key=lambda k: (k[0], k[1])):
         same = [r for r in rows if (r["problem"], r["budget"], r["method"]) == key]
         fine = [r for r in same if "nll" in r]
         if not fine:
-            lines.append([key[0], f"{key[1]:g}", key[2], same[0]["error"][:60], *[""] * 4, "0"])
+            lines.append([key[0], f"{key[1]:g}", key[2], same[0]["error"][:60], *[""] * 5, "0"])
             continue
+        pairs = [(r, own.get((r["problem"], r["budget"], r["seed"]))) for r in fine]
+        above = [r["nll"] - one["nll"] for r, one in pairs if one is not None and one is not r]
+        error = f" ± {stdev(above) / len(above) ** 0.5:.4f}" if len(above) > 1 else ""
 
         def cell(name: str, digits: int, fine: list[dict[str, Any]] = fine) -> str:
             values = [r[name] for r in fine if name in r]
@@ -95,9 +100,14 @@ def summary(rows: list[dict[str, Any]]) -> list[list[str]]:
             spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
             return f"{mean(values):.{digits}f}{spread}"
 
-        shown = [cell("took", 0), cell("nll", 4), cell("accuracy", 4), cell("ece", 3)]
+        shown = [cell("took", 0), cell("nll", 4), f"{mean(above):+.4f}{error}" if above else "",
+                 cell("accuracy", 4), cell("ece", 3)]  # fmt: skip
         lines.append([key[0], f"{key[1]:g}", key[2], *shown, cell("ood", 3), str(len(fine))])
     return lines
+
+
+def _ours(row: dict[str, Any]) -> bool:
+    return row["method"] == "ours" and "nll" in row
 
 
 def with_table(text: str, results: Mapping[str, Any]) -> str:
@@ -119,10 +129,12 @@ def plot(results: Mapping[str, Any], path: Path) -> None:
         for method in METHODS:
             own = [r for r in rows if (r["problem"], r["method"]) == (problem, method)]
             times = sorted({r["budget"] for r in own})
-            values = [mean(r["nll"] for r in own if r["budget"] == t) for t in times]
+            each = [[r["nll"] for r in own if r["budget"] == t] for t in times]
             if times:
+                errors = [stdev(v) / len(v) ** 0.5 if len(v) > 1 else 0.0 for v in each]
                 width = 2.5 if "ours" in method else 1
-                axis.plot(times, values, marker="o", label=method, lw=width)
+                axis.errorbar(times, list(map(mean, each)), errors, fmt="o-", label=method,
+                              lw=width)  # fmt: skip
         axis.set(title=problem, xlabel="seconds", ylabel="test NLL")
         axis.legend(fontsize=7)
     figure.tight_layout()
@@ -142,7 +154,7 @@ def started(key: Key) -> subprocess.Popen[str]:
 
 def finished(process: subprocess.Popen[str], key: Key) -> dict[str, Any]:
     """Its row; what goes wrong there is the row."""
-    base, limit = dict(zip(KEYS, key, strict=True)), 2 * key[2] + 60
+    base, limit = dict(zip(KEYS, key, strict=True)), 1.5 * key[2] + 20
     try:
         out, err = process.communicate("now\n", timeout=limit)
         sys.stderr.write(err)
@@ -181,7 +193,7 @@ def main() -> None:
         print(json.dumps(found), flush=True)
         return
     began = time.perf_counter()
-    settings = {"rows": given.rows, "left_out": LEFT_OUT, "device": given.device}
+    settings = {"rows": given.rows, "left_out": LEFT_OUT}
     results = open_results(given.out, settings, [], ValueError)
     done = {tuple(r[k] for k in KEYS) for r in results["rows"] if "error" not in r}
     problems = [p for p in PROBLEMS if getattr(given, p) is not None]
@@ -208,7 +220,8 @@ def main() -> None:
             if place + 1 < len(groups):
                 time.sleep(max(0.0, group[0][2] - 20))  # nobody imports beside others' runs
                 waiting = [started(key) for key in groups[place + 1]]
-            shared = {"together": len(group), "mps": "CUDA_MPS_PIPE_DIRECTORY" in os.environ}
+            shared = {"device": given.device, "together": len(group),
+                      "mps": "CUDA_MPS_PIPE_DIRECTORY" in os.environ}  # fmt: skip
             found = [one.result() | shared for one in running]
         kept = [r for r in results["rows"] if all(any(r[k] != f[k] for k in KEYS) for f in found)]
         results = results | {"rows": [*kept, *found], "origin": origin(given.device)}

@@ -66,11 +66,13 @@ def test_the_nll_of_a_mixture_and_the_table() -> None:
     same = {"problem": "small", "method": "ivon", "budget": 5.0, "took": 4.0, "nll": 0.5,
             "accuracy": 0.8, "ece": 0.1}  # fmt: skip
     failed = {"problem": "small", "method": "laplace", "budget": 5.0, "seed": 0, "error": "no"}
-    rows = [same | {"seed": 0}, same | {"seed": 1, "nll": 0.7}, failed]
+    own = [same | {"method": "ours", "seed": k, "nll": v} for k, v in enumerate((0.4, 0.5, 0.9))]
+    rows = [same | {"seed": 0}, same | {"seed": 1, "nll": 0.7}, failed, *own]
     lines = summary(rows)
-    assert lines[0] == ["small", "5", "ivon", "4 ± 0", "0.6000 ± 0.1414", "0.8000 ± 0.0000",
-                        "0.100 ± 0.000", "", "2"]  # fmt: skip
+    assert lines[0] == ["small", "5", "ivon", "4 ± 0", "0.6000 ± 0.1414", "+0.1500 ± 0.0500",
+                        "0.8000 ± 0.0000", "0.100 ± 0.000", "", "2"]  # fmt: skip
     assert lines[1][3] == "no"
+    assert lines[2][5] == ""
     assert all(len(line) == len(COLUMNS) + 1 for line in lines)
     page = with_table("<!-- rivals:begin -->\n<!-- rivals:end -->", {"rows": rows})
     assert "| small | 5 | ivon |" in page

@@ -23,8 +23,9 @@
 // where chains do not divide by threads, or other programs want a core.
 #define PIECES 8
 
-// From this many inputs on a layer's moments are formed row by row of the batch.
-#define WIDE 48
+// Whether a layer's sums over the batch are formed row by row: where they have many inputs (fewer
+// with moments, which share the rows), and units enough to pay for the inputs in another order.
+INLINE int row_by_row(const Layer *l, int moments) { return l->in >= (moments ? 48 : 128) && l->out >= 8; }
 
 // What a layer leaves behind on its way forward and backward.
 typedef struct {
@@ -115,7 +116,7 @@ static void carve_team(Arena *arena, Team *t, const Run *run, const Layer *layer
         const Layer *l = layers + k;
         const int64_t in = l->in * t->stride, out = l->outputs * t->stride;
         const int linear = l->kind == LINEAR && run->metric != UNIT, moments = needs_moments(run);
-        const int wide = linear && l->in >= WIDE;
+        const int wide = linear && row_by_row(l, moments);
         Pass pass = {.a = a};
         if (linear && !wide && moments) pass.aa = CARVE(arena, real, in);
         if (wide) pass.blocks = CARVE(arena, real, block_at(padded(l->in), run->batch));
@@ -234,7 +235,7 @@ static void keep_inputs(Team *t, int64_t k, int moments, int64_t from, int64_t t
     const Layer *l = t->layers + k;
     Pass *p = t->passes + k;
     if (!l->trainable[WEIGHT]) return;
-    if (p->blocks)
+    if (p->blocks && row_by_row(l, moments))
         as_blocks(p->a, l->in, t->stride, 1, from, least(to, t->run->batch), t->run->batch, p->blocks);
     else if (moments && p->aa)
         squares_of(p->a, p->aa, l->in, t->stride, from, to);
@@ -379,7 +380,7 @@ static void sums_of(const Team *t, int64_t k, int64_t unit, int64_t units, int n
         convolution_sums(l, units, need, d, total, p->a, t->stride, t->vectors, sums);
         return;
     }
-    if (!p->blocks) {
+    if (!p->blocks || !row_by_row(l, need)) {
         inner_products(units, l->in, need, p->d + at, need ? p->dd + at : p->d, p->a,
                        need ? p->aa : p->a, t->stride, t->vectors, sums);
         return;

@@ -222,9 +222,9 @@ class Length:
     warns: bool = True
     fewest: int = 2_000
     most: int = 50_000
-    #: So many times as many by the engine on a CPU, where chains do not agree: in the gap of a
-    #: 1-20-1 network 50,000 steps leave 20 effective draws, 150,000 (5 s) sds within 5 % of NUTS's.
-    unmixed: int = 3
+    #: So many times as many by the engine on a CPU, where chains do not agree: 150,000 steps leave
+    #: means of 1-50-1 and 2-8-8-8-1 up to .19 sd from NUTS's, 250,000 (4 to 9 s of two cores) .15.
+    unmixed: int = 5
     #: Where every step is a few milliseconds of operator calls, whatever the network's size.
     most_eager: int = 4_000
     #: The most steps of a run with a target, in units of what it would have without one.

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import likelihoods, random
-from natural_langevin.statistics import Evaluation, Gradients, Network, Params
+from natural_langevin._internal.gpu_kernels import transformations
+from natural_langevin.statistics import Evaluation, Gradients, Network, Params, one_chain
 from oracle import NETWORKS, Expected, build, chains_of, cross_entropy, per_sample_loop
 from pairwise import covering
 
@@ -86,6 +87,19 @@ def test_layer_statistics(name: str, batch: int, chains: int, dtype: torch.dtype
         own = {k: p[c] for k, p in params.items()}
         expected = per_sample_loop(model, cross_entropy, x[c], y[c], own)
         assert_matches(evaluation, c, expected, requests=("second", "cross"))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_while_the_backward_pass_goes_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU."""
+    monkeypatch.setattr(one_chain, "_at_once", lambda x: not transformations())
+    model, (x, y) = build(name, torch.float64), data(name, 5, 1, torch.float64)
+    params, requests = chains_of(model, 1), ("second", "cross")
+    network = build(name, torch.float64)
+    evaluation = evaluate(network, params, x, y, requests=requests, chain_axis=True)
+    own = {k: p[0] for k, p in params.items()}
+    expected = per_sample_loop(model, cross_entropy, x[0], y[0], own)
+    assert_matches(evaluation, 0, expected, requests=requests)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

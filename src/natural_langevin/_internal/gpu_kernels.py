@@ -41,10 +41,18 @@ def reachable(on: Tensor) -> bool:
     )
 
 
-def usable(on: Tensor) -> bool:
+def usable(on: Tensor, *, batched: bool = False) -> bool:
     """Whether a kernel may read this tensor's memory: inside torch.func's transformations (vmap,
-    grad) a tensor has none of its own."""
-    return _ALLOWED[-1] and reachable(on) and torch._C._functorch.peek_interpreter_stack() is None
+    grad) a tensor has none of its own. ``batched``: the kernel knows what to do inside vmap."""
+    return _ALLOWED[-1] and reachable(on) and all(batched and t == VMAP for t in transformations())
+
+
+VMAP = torch._C._functorch.TransformType.Vmap
+
+
+def transformations() -> list[torch._C._functorch.TransformType]:
+    """Those of torch.func around whoever asks."""
+    return [one.key() for one in torch._C._functorch.get_interpreter_stack() or []]
 
 
 def tried(device: torch.device, what: str, trial: Callable[[], Trial]) -> Any:

@@ -14,6 +14,7 @@ of one pass the scale is known before anything is squared.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -36,7 +37,7 @@ from natural_langevin.statistics.moments import Moments, chunk_numbers
 from natural_langevin.statistics.plan import Plan, make_plan
 from natural_langevin.statistics.rules.rewritten import RewrittenLayer
 from natural_langevin.statistics.selfcheck import check_statistics
-from natural_langevin.statistics.statistics import Recorded, layer_statistics
+from natural_langevin.statistics.statistics import LayerStatistics, Recorded
 from natural_langevin.statistics.tape import Tensors
 from natural_langevin.statistics.vectorised import is_untransformable, why_untransformable
 
@@ -97,8 +98,8 @@ class Fisher:
         self.units = self.network_copy.units()
         self._opaque = {n for n, m in copied.named_modules() if isinstance(m, RewrittenLayer)}
         self._plans: dict[Any, tuple[bool, Plan | None, frozenset[str]]] = {}
-        #: Of the statistics, by plan.
-        self._recordings: dict[int, tuple[Plan, RecordedFunction]] = {}
+        #: Of the statistics, by plan and how they are brought to scale.
+        self._recordings: dict[tuple[int, bool, float], tuple[Plan, RecordedFunction]] = {}
         self._checked = False
         self.group: Any = None  # of the ranks that run replicas of the model
         self.basis: Callable[[], Basis] = (
@@ -245,7 +246,7 @@ class Fisher:
                     found = dense(slice(0, len(rows)))
                 self._samples.append({k: g / scale for k, g in found.items()})
                 return
-            moments = self._moments(one, rows, scale, alone=loss_scale is not None)
+            moments = self._moments(one, rows, scale, loss_scale)
         # In units of the largest gradients so far: of passes that are much smaller nothing is left.
         rows_here = float(len(rows))
         if self._sums is None:
@@ -286,7 +287,7 @@ class Fisher:
         self.units, self._recordings, self._parted = kept, {}, {}
         return kept
 
-    def _moments(self, one: Pass, rows: Tensor, scale: Tensor, *, alone: bool) -> Any:
+    def _moments(self, one: Pass, rows: Tensor, scale: Tensor, loss_scale: float | None) -> Any:
         if not self._checked:
             params = self.network_copy.trainable()
             self._self_check(one, params, rows, self._set_cotangent(one, scale))
@@ -298,7 +299,11 @@ class Fisher:
         if plan.whole and not self._set_cotangent(one, scale):
             raise ValueError(self._not_replayable(whole))
         inputs, deltas = self._recorded(one, plan)
-        plan, deferred = self._part(plan) if alone else (plan, {})
+        plan, deferred = (plan, {}) if loss_scale is None else self._part(plan)
+        # Sums of squares are brought to scale: fewer numbers than the gradients of outputs, which
+        # are multiplied by a power of two where their squares would be out of range.
+        late = loss_scale is not None and not plan.whole
+        early = _into_range(loss_scale) if late and loss_scale is not None else 1.0
         calls = {
             w: LayerCall(
                 inputs[n, 0][0].contiguous()[None], deltas[n, 0][0].contiguous()[None], None,
@@ -315,21 +320,23 @@ class Fisher:
         def statistics(*given: Tensor) -> Moments:
             *seen, scale = given
             known = _like(inputs, seen[:-count]), _like(deltas, seen[-count:])
-            recorded = Recorded(params, *known, rows, rows, self._loss, scale)
-            return layer_statistics(
+            before = (None if early == 1.0 else torch.full_like(scale, early)) if late else scale
+            recorded = Recorded(params, *known, rows, rows, self._loss, before)
+            return LayerStatistics(
                 self.network_copy, plan, groups, recorded,
                 sharing=self.gradients.sharing, numbers=chunk_numbers(rows.device),
-                basis=self.basis(), divisor=1,
-            )  # fmt: skip
+                basis=self.basis(), divisor=(scale / early).square().reciprocal() if late else 1,
+            ).every()  # fmt: skip
 
         flat = [t for tensors in (inputs, deltas) for ts in tensors.values() for t in ts]
         with _transforming(whole, "freeze it with requires_grad_(False)"):
             special = plan.whole or plan.replayed or one.wanted & self._opaque or self.basis()
             if special or not self.records:
                 return statistics(*flat, scale) | ({"calls": calls} if calls else {})
-            if id(plan) not in self._recordings:
-                self._recordings[id(plan)] = plan, RecordedFunction("the statistics")
-            found = self._recordings[id(plan)][1](statistics, [*flat, scale])
+            key = id(plan), late, early
+            if key not in self._recordings:
+                self._recordings[key] = plan, RecordedFunction("the statistics")
+            found = self._recordings[key][1](statistics, [*flat, scale])
             return found | ({"calls": calls} if calls else {})
 
     def _part(self, plan: Plan) -> tuple[Plan, dict[str, str]]:
@@ -439,6 +446,13 @@ class Fisher:
         with waiting("the sum of the statistics", self._like(), [self.group]):
             shards.add_up(pytree.tree_leaves(sums), self.group)
         return _scaled(sums, 1 / everywhere, torch.ones_like(square))
+
+
+def _into_range(loss_scale: float) -> float:
+    """The power of two by which gradients of a loss so scaled are multiplied before squaring."""
+    if 2.0**-20 <= loss_scale <= 2.0**30:
+        return 1.0
+    return 2.0 ** -math.frexp(loss_scale)[1]
 
 
 def _like(tensors: Tensors, flat: Iterable[Tensor]) -> Tensors:

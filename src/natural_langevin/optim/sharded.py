@@ -76,7 +76,7 @@ class ShardedFisher(Fisher):
         """The ranks' statistics are added up before they are brought to scale: one unit for all."""
         return shards.largest(largest, next(iter(self._whose.values())))
 
-    def _moments(self, one: Pass, rows: Tensor, scale: Tensor, *, alone: bool) -> Moments:
+    def _moments(self, one: Pass, rows: Tensor, scale: Tensor, loss_scale: float | None) -> Moments:
         plan, params = one.plan, self.network_copy.trainable()
         assert plan is not None
         inputs, deltas = self._recorded(one, plan)

@@ -16,7 +16,7 @@ from natural_langevin._internal.chains import Params, Units
 from natural_langevin.data.signature import Signature
 from natural_langevin.statistics.rules import RULES, Rule, own_units
 from natural_langevin.statistics.rules.rewritten import RewrittenLayer
-from natural_langevin.statistics.tape import Tape, Tensors, is_real
+from natural_langevin.statistics.tape import Tape, is_real
 from natural_langevin.statistics.vectorised import vectorised
 
 
@@ -144,14 +144,12 @@ class Network:
         finally:
             self.tape = None
 
-    def recorded_call(self, params: Params, epsilons: Tensors, x: Tensor) -> tuple[Any, Tensors]:
-        """Outputs, and the tensors that went into every recorded call. Without epsilons there is
-        nothing to record, and layers may take their quickest way."""
-        if not epsilons:
-            return self.call(params, x, once=True), {}
-        self.tape = tape = Tape(epsilons)
+    def recorded_call(self, params: Params, tape: Tape, x: Tensor) -> Any:
+        """Outputs, to be differentiated once. With nothing to record layers may take their quickest
+        way."""
+        self.tape = tape if tape.epsilons else None
         try:
-            return self.call(params, x, once=True), tape.inputs
+            return self.call(params, x, once=True)
         finally:
             self.tape = None
 

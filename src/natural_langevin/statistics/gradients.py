@@ -181,7 +181,7 @@ class Gradients:
         over_chains = vmap(one.evaluate, in_dims=axes)
         if torch.compiler.is_compiling():
             pass
-        elif len(key) == 1 and chain_axis:
+        elif len(key) == 1:
             over_chains = partial(_without_axis, one.evaluate, axes)
         elif one_by_one(self.network.model, params, batch[0][0] if chain_axis else batch[0]):
             one.numbers = chunk_numbers(key.device)

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from natural_langevin._internal.chains import Params, per_unit
+from natural_langevin._internal.gpu_kernels import allowed
 from natural_langevin.statistics.requests import Basis, Group
 from natural_langevin.statistics.rules import Outer, SampleGradient, Scatter, Stacked, Sum
 
@@ -42,7 +43,7 @@ NO_BASIS: Basis = {}
 
 def chunk_numbers(device: torch.device) -> int:
     """How many numbers temporary tensors may hold."""
-    if device.type != "cuda":
+    if device.type != "cuda" or not allowed():  # what kernels are compared with has time
         return CHUNK_NUMBERS
     return max(CHUNK_NUMBERS, torch.cuda.get_device_properties(device).total_memory // (512 * 4))
 
@@ -56,13 +57,13 @@ def layer_moments(
     sharing: Sharing,
     numbers: int = CHUNK_NUMBERS,
     basis: Basis = NO_BASIS,
-    divisor: int | None = None,
+    divisor: int | Tensor | None = None,
 ) -> Moments:
     """The statistics of parameters whose per-sample gradients rules have described.
 
     A group of which none was used is left out; ``shapes`` of the others are without chain axis.
-    ``divisor``: what makes sums over samples means; 1 where gradients are scaled accordingly, else
-    the number of samples."""
+    ``divisor``: what makes sums over samples means; 1, or another, where gradients are scaled
+    accordingly, else the number of samples."""
     divisor = samples if divisor is None else divisor
     result: Moments = {}
     for group in groups:
@@ -87,7 +88,7 @@ def _group_moments(
     sharing: Sharing,
     numbers: int,
     basis: Basis,
-    divisor: int,
+    divisor: int | Tensor,
 ) -> Moments:
     result: Moments = {}
     rest, complete = set(group.requests), len(forms) == len(group.names)
@@ -103,7 +104,7 @@ def _group_moments(
             rest -= {"second", "cross"}
         elif found := _by_kernel(group, forms, samples, divisor):
             merge(result, found)
-            rest -= {"second", "cross"}
+            rest -= {"first", "second", "cross"}
     if complete and "kronecker" in rest and _is_product(group, forms):
         maps: Any = forms[group.matrix]
         reduced = sharing != "expand"
@@ -134,7 +135,7 @@ def _group_moments(
     return result
 
 
-def _rows(group: Group, forms: Any, samples: int, divisor: int) -> Params:
+def _rows(group: Group, forms: Any, samples: int, divisor: int | Tensor) -> Params:
     """Bias rows of linear maps of what is stored; of patches, which are dear, G_n gives them."""
     every = slice(0, samples)
     bias = _total(g.dense(every) for g in forms[group.name])
@@ -143,24 +144,30 @@ def _rows(group: Group, forms: Any, samples: int, divisor: int) -> Params:
     }
 
 
-def _by_kernel(group: Group, forms: Any, samples: int, divisor: int) -> Moments:
-    """``second`` and ``cross`` of convolutions on a GPU; nothing where no kernel takes them."""
+def _by_kernel(group: Group, forms: Any, samples: int, divisor: int | Tensor) -> Moments:
+    """What is asked of convolutions on a GPU but for matrices; nothing where no kernel takes
+    them."""
     maps = {w: forms[w] for w in group.weights or (group.name,)}
     single = all(len(gs) == 1 and isinstance(gs[0], Outer) for gs in maps.values())
     sums = {w: gs[0].square_sums() for w, gs in maps.items()} if single else {}
     if not all(sums.values()) or not single:
         return {}
-    result: Moments = {"second": {}}
-    bias = None
+    result: Moments = {}
+    bias, total = None, "first" in group.requests
     if group.weights:
         bias = _total(g.dense(slice(0, samples)) for g in forms[group.name])
-        result["second"][group.name] = _mean(_square_sum(bias), divisor)
+        alone = group._replace(weights=(), requests=group.requests & {"first", "second"})
+        means = pytree.tree_map(
+            lambda s: _mean(s, divisor), _reduced(alone, {group.name: bias}, NO_BASIS)
+        )
+        merge(result, means)
     rows: Params = {}
     for w, of in sums.items():
-        result["second"][w], *row = (
-            _mean(s, divisor) for s in of(bias if "cross" in group.requests else None)
-        )
-        rows.update(zip([w], row, strict=False))
+        found = [_mean(s, divisor) for s in of(bias if "cross" in group.requests else None, total)]
+        merge(result, {"second": {w: found.pop(0)}})
+        if total:
+            merge(result, {"first": {w: found.pop(0)}})
+        rows.update(zip([w], found, strict=False))
     return result | ({"cross": {group.name: rows}} if rows else {})
 
 
@@ -174,7 +181,7 @@ def dense_moments(
     samples: int,
     chunk: int,
     basis: Basis = NO_BASIS,
-    divisor: int | None = None,
+    divisor: int | Tensor | None = None,
 ) -> Moments:
     """Every reducer from ``dense(part)``: (n, *shape), a chunk at a time."""
     divisor = samples if divisor is None else divisor
@@ -195,6 +202,8 @@ def dense_moments(
 def _reduced(group: Group, found: Params, basis: Basis) -> Moments:
     """Sums over the samples of ``found`` of what is asked of a group."""
     result: Moments = {}
+    if "first" in group.requests:
+        result["first"] = {k: _sum(found[k]) for k in group.names}
     if "second" in group.requests:
         result["second"] = {k: _square_sum(found[k]) for k in group.names}
     if "cross" in group.requests:
@@ -235,8 +244,8 @@ def _sum(values: Tensor, over: Callable[[Tensor], Tensor] = lambda v: v.sum(0)) 
     return over(values.permute(order)).permute(back)
 
 
-def _mean(total: Tensor, divisor: int) -> Tensor:
-    return total if divisor == 1 else total / divisor
+def _mean(total: Tensor, divisor: int | Tensor) -> Tensor:
+    return total if isinstance(divisor, int) and divisor == 1 else total / divisor
 
 
 def unit_rows(group: Group, tree: Params) -> Tensor:
@@ -277,7 +286,7 @@ def _positional(group: Group, forms: dict[str, list[SampleGradient]]) -> bool:
 
 
 def _expanded(
-    group: Group, forms: dict[str, list[SampleGradient]], divisor: int, numbers: int
+    group: Group, forms: dict[str, list[SampleGradient]], divisor: int | Tensor, numbers: int
 ) -> Moments:
     result: Moments = {"second": {}}
     for name, calls in forms.items():
@@ -298,7 +307,13 @@ def _is_product(group: Group, forms: dict[str, list[SampleGradient]]) -> bool:
 
 
 def _kronecker(
-    group: Group, maps: list[Outer], samples: int, numbers: int, divisor: int, *, reduced: bool
+    group: Group,
+    maps: list[Outer],
+    samples: int,
+    numbers: int,
+    divisor: int | Tensor,
+    *,
+    reduced: bool,
 ) -> Moments:
     """A and G of a linear map, whose calls are positions like any others."""
     inputs, outputs = [], []
@@ -319,7 +334,9 @@ def _kronecker(
     }
 
 
-def _rotated(group: Group, one: Outer, basis: Basis, divisor: int, numbers: int) -> Moments:
+def _rotated(
+    group: Group, one: Outer, basis: Basis, divisor: int | Tensor, numbers: int
+) -> Moments:
     """Of a linear map with one position: the squares of a product are a product of squares."""
     (u_a, u_g), found = basis[group.matrix], []
     for part in one.chunks(numbers):

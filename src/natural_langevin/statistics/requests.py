@@ -10,6 +10,9 @@ to unit k, and a_n, delta_n a linear map's inputs (behind a one, for its bias) a
     "rotated"       rotated[w] = mean_n (U_G^T V_n U_A)^2, V_n = (G_n[bias], G_n[w]), in a basis
     "samples"       samples[p] = G_n itself                                 (B, *shape)
 
+Of a group alone is asked "first", first[p] = mean_n G_n[p]: the gradient, where no backward pass
+forms it.
+
 A parameter that has no units (an embedding) gives its second moments to the blocks, and one that
 is no matrix with units as rows (a norm's gain) to the Kronecker factors and to "rotated".
 """
@@ -48,7 +51,7 @@ class Group(NamedTuple):
 
     name: str  # of the bias, or of the only one
     weights: tuple[str, ...]
-    requests: Requests  # what is asked of them
+    requests: frozenset[Request | Literal["first"]]  # what is asked of them
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
@@ -40,54 +41,69 @@ class Recorded(NamedTuple):
         return found if self.scale is None else [d * self.scale for d in found]
 
 
-def layer_statistics(
-    network: Network,
-    plan: Plan,
-    groups: Sequence[Group],
-    recorded: Recorded,
-    *,
-    sharing: Sharing,
-    numbers: int,
-    basis: Basis,
-    divisor: int | None = None,
-) -> Moments:
-    """What the groups ask for, layer by layer; temporary tensors take about ``numbers`` numbers.
+@dataclass(frozen=True)
+class LayerStatistics:
+    """What ``groups`` ask for, layer by layer; temporary tensors take about ``numbers`` numbers.
     ``divisor``: see ``layer_moments``."""
-    params, size = recorded.params, len(recorded.x)
-    shapes = {k: p.shape for k, p in params.items()}
-    result: Moments = {}
-    used = [*plan.whole]
-    for layers in ruled_layers(network, plan):
-        gradients = layer_gradients(network, plan, recorded, layers)
-        found = layer_moments(
-            gradients, groups, shapes, samples=size, sharing=sharing, numbers=numbers, basis=basis,
-            divisor=divisor,
+
+    network: Network
+    plan: Plan
+    groups: Sequence[Group]
+    recorded: Recorded
+    sharing: Sharing
+    numbers: int
+    basis: Basis
+    divisor: int | Tensor | None = None
+
+    def every(self) -> Moments:
+        """Of all layers."""
+        result: Moments = {}
+        for layers in ruled_layers(self.network, self.plan):
+            merge(result, self.ruled(layers))
+        merge(result, self.others())
+        return result
+
+    def ruled(self, layers: Sequence[str]) -> Moments:
+        """Of some of the ``ruled_layers``."""
+        shapes = {k: p.shape for k, p in self.recorded.params.items()}
+        gradients = layer_gradients(self.network, self.plan, self.recorded, layers)
+        return layer_moments(
+            gradients, self.groups, shapes, samples=len(self.recorded.x), sharing=self.sharing,
+            numbers=self.numbers, basis=self.basis, divisor=self.divisor,
         )  # fmt: skip
-        merge(result, found)
-        used += gradients
 
-    def add(source: tuple[samples.Dense, int], names: Collection[str]) -> None:
-        own = [g for g in groups if g.name in names]
-        chunk = max(1, numbers // source[1])
-        found = dense_moments(
-            source[0], own, samples=size, chunk=chunk, basis=basis, divisor=divisor
-        )
-        merge(result, found)
+    def others(self) -> Moments:
+        """Of all that has no rule."""
+        network, plan, recorded = self.network, self.plan, self.recorded
+        params = recorded.params
+        result: Moments = {}
 
-    for name in plan.replayed:
-        own = {key: recorded.output_gradients(key) for key in plan.traces if key[0] == name}
-        source = samples.replayed(network, plan, name, params, recorded.inputs, own)
-        add(source, set(network.owned[name].values()) - plan.whole)
-    if plan.whole:
-        add(samples.whole(recorded.loss, params, plan.whole, recorded.x, recorded.y), plan.whole)
-    for name in plan.replayed:
-        used += network.owned[name].values()
-    # A layer that the forward pass never calls has no gradient, hence zeros.
-    unused = [g for g in groups if not any(name in used for name in g.names)]
-    if unused:
-        nothing = {k: params[k].new_zeros(1, *params[k].shape) for g in unused for k in g.names}
-        merge(result, dense_moments(lambda part: nothing, unused, samples=1, chunk=1, basis=basis))
-    return result
+        def add(source: tuple[samples.Dense, int], names: Collection[str]) -> None:
+            own = [g for g in self.groups if g.name in names]
+            found = dense_moments(
+                source[0], own, samples=len(recorded.x), chunk=max(1, self.numbers // source[1]),
+                basis=self.basis, divisor=self.divisor,
+            )  # fmt: skip
+            merge(result, found)
+
+        for name in plan.replayed:
+            own = {key: recorded.output_gradients(key) for key in plan.traces if key[0] == name}
+            source = samples.replayed(network, plan, name, params, recorded.inputs, own)
+            add(source, set(network.owned[name].values()) - plan.whole)
+        if plan.whole:
+            source = samples.whole(recorded.loss, params, plan.whole, recorded.x, recorded.y)
+            add(source, plan.whole)
+        called = (p for n in (*plan.ruled, *plan.replayed) for p in network.owned[n].values())
+        used = {*plan.whole, *called}
+        # A layer that the forward pass never calls has no gradient, hence zeros.
+        unused = [g for g in self.groups if not used & set(g.names)]
+        if unused:
+            nothing = {k: params[k].new_zeros(1, *params[k].shape) for g in unused for k in g.names}
+            found = dense_moments(
+                lambda part: nothing, unused, samples=1, chunk=1, basis=self.basis
+            )
+            merge(result, found)
+        return result
 
 
 def layer_gradients(

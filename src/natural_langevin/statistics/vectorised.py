@@ -25,6 +25,8 @@ import torch.utils.checkpoint as torch_checkpoint
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from natural_langevin._internal.gpu_kernels import VMAP, transformations
+
 
 class _Plain:
     """Stands in for the autograd function of ``use_reentrant=True``."""
@@ -78,17 +80,16 @@ def vectorised(x: Tensor, *, once: bool = False) -> Iterator[None]:
         with _plain_attention(x):
             yield
         return
-    with MODEL_LOCK, _replaced(), nullcontext() if once and not _in_vmap() else _plain_attention(x):
+    with (
+        MODEL_LOCK,
+        _replaced(),
+        nullcontext() if once and VMAP not in transformations() else _plain_attention(x),
+    ):
         yield
 
 
 def _plain_attention(x: Tensor) -> Any:
     return sdpa_kernel(SDPBackend.MATH) if x.device.type == "cpu" else nullcontext()
-
-
-def _in_vmap() -> bool:
-    stack = torch._C._functorch.get_interpreter_stack() or []
-    return any(one.key() == torch._C._functorch.TransformType.Vmap for one in stack)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from natural_langevin.statistics.rules.base import (
     row_units,
 )
 from natural_langevin.statistics.rules.convolution import (
+    by_kernel,
     convolution_gradients,
     no_units,
     transposed_gradients,
@@ -34,6 +35,7 @@ from natural_langevin.statistics.rules.normalisation import (
     GroupNorm,
     LayerNorm,
     RMSNorm,
+    always,
     group_norm_gradients,
     layer_norm_gradients,
     rms_norm_gradients,
@@ -66,16 +68,19 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.Linear: Rule(linear_gradients, row_units),
     nn.modules.linear.NonDynamicallyQuantizableLinear: Rule(linear_gradients, row_units),
     Bilinear: Rule(bilinear_gradients, row_units),
-    **{c: Rule(convolution_gradients, row_units) for c in (nn.Conv1d, nn.Conv2d, nn.Conv3d)},
     **{
-        c: Rule(transposed_gradients, no_units)
+        c: Rule(convolution_gradients, row_units, by_kernel)
+        for c in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    },
+    **{
+        c: Rule(transposed_gradients, no_units, by_kernel)
         for c in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
     },
     **{c: Rule(embedding_gradients, own_units) for c in (nn.Embedding, Embedding)},
-    LayerNorm: Rule(layer_norm_gradients, own_units),
-    RMSNorm: Rule(rms_norm_gradients, own_units),
-    GroupNorm: Rule(group_norm_gradients, own_units),
-    **{c: Rule(running_norm_gradients, own_units) for c in CHANNEL_NORMS},
+    LayerNorm: Rule(layer_norm_gradients, own_units, always),
+    RMSNorm: Rule(rms_norm_gradients, own_units, always),
+    GroupNorm: Rule(group_norm_gradients, own_units, always),
+    **{c: Rule(running_norm_gradients, own_units, always) for c in CHANNEL_NORMS},
     MultiheadAttention: Rule(attention_gradients, row_units),
     OwnParameter: Rule(own_parameter_gradients, own_units),
     **{c: Rule(recurrent_gradients, row_units) for c in (RNN, LSTM, GRU)},

@@ -113,16 +113,20 @@ class Outer(SampleGradient):
         delta = delta * factor.reshape(len(factor), delta.shape[1], 1, -1)
         return (_by_features(delta).mT @ _by_features(a)).reshape(self.shape)
 
-    def square_sums(self) -> Callable[[Tensor | None], tuple[Tensor, ...]] | None:
-        """From a bias's (n, unit), or None, to sum_n G_n^2 and sum_n bias_n G_n, by a kernel that
-        writes neither G_n nor patches: of convolutions on a GPU. Other maps have no patches, and a
-        library's products are faster."""
+    def square_sums(self) -> Callable[[Tensor | None, bool], tuple[Tensor, ...]] | None:
+        """From a bias's (n, unit), or None, to sum_n G_n^2, where it is asked for sum_n G_n, and
+        sum_n bias_n G_n, by a kernel that writes neither G_n nor patches: of convolutions on a GPU.
+        Other maps have no patches, and a library's products are faster."""
         unfold, fits = self.unfold, self.repeat == 1 and len(self.shape) < 5
-        kernel = _kernel(self.a, self.delta) if unfold is not None and fits else None
-        if kernel is None or unfold is None:
+        if unfold is None or not fits:
+            return None
+        kernel = sums_kernels(self.a, self.delta, batched=self.groups == 1)
+        if kernel is None:
             return None
         a, delta, sums = unfold(self.a), _fold(self.delta, 1), kernel.square_sums
-        return lambda bias: tuple(s.reshape(self.shape) for s in sums(a, delta, bias))
+        return lambda bias, total: tuple(
+            s.reshape(self.shape) for s in sums(a, delta, bias, total=total)
+        )
 
     def work(self) -> int:
         return math.prod(self.shape) + (0 if self.unfold is None else self._unfolded())
@@ -262,10 +266,13 @@ class Rule(NamedTuple):
     """What a kind of layer tells the Fisher metrics.
 
     ``gradients(module, call)``: the per-sample gradients of one call, by the layer's own parameter
-    names. ``units(module)``: for every bias, the weights of its units (see ``own_units``)."""
+    names. ``units(module)``: for every bias, the weights of its units (see ``own_units``).
+    ``sums(module, like)``: whether what adds up squares of G_n may add up G_n for nothing, which is
+    the gradient; ``like`` is a tensor of the same kind as the inputs."""
 
     gradients: Callable[[nn.Module, Call], dict[str, SampleGradient]]
     units: Callable[[nn.Module], Units]
+    sums: Callable[[nn.Module, Tensor], bool] | None = None
 
 
 def own_units(module: nn.Module) -> Units:
@@ -301,24 +308,31 @@ def own_parameter_gradients(module: nn.Module, call: Call) -> dict[str, SampleGr
     return {name: Sum(positions(call.delta[..., -1:]))}
 
 
-def _kernel(a: Tensor, delta: Tensor) -> Any:
-    """``triton_squares`` where it takes these."""
-    fits = a.dtype == delta.dtype and a.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    return _tried(a.device) if fits and usable(a) else None
+def sums_kernels(*tensors: Tensor, batched: bool = False) -> Any:
+    """``triton_sums`` where it takes these; ``batched``: inside vmap too."""
+    one = tensors[0]
+    fits = all(t.dtype == one.dtype for t in tensors)
+    fits = fits and one.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return _tried(one.device) if fits and usable(one, batched=batched) else None
 
 
 @cache
 def _tried(device: torch.device) -> Any:
     def trial() -> Trial:
-        from natural_langevin.statistics import triton_squares
+        from natural_langevin.statistics import triton_sums
 
         a = torch.arange(36.0, device=device).reshape(2, 1, 1, 3, 6)[..., :5] % 4
         delta = torch.arange(20.0, device=device).reshape(2, 1, 5, 2) % 3
         G = (delta.mT @ by_position(a)).squeeze(1)
-        expected = G.square().sum(0), (delta.sum(2).mT * G).sum(0)
-        return triton_squares, triton_squares.square_sums(a, delta, delta.sum((1, 2))), expected
+        found = triton_sums.square_sums(a, delta, delta.sum((1, 2)), total=True)
+        expected = G.square().sum(0), G.sum(0), (delta.sum(2).mT * G).sum(0)
+        x = torch.arange(60.0, device=device).reshape(2, 6, 5) % 7
+        d = torch.arange(60.0, device=device).reshape(2, 6, 5) % 4
+        normalised = torch.nn.functional.group_norm(x, 2)
+        found += triton_sums.channel_sums(x, d, 2, 1e-5)
+        return triton_sums, found, (*expected, (normalised * d).sum(2), d.sum(2))
 
-    return tried(device, "squares of gradients", trial)
+    return tried(device, "sums of gradients", trial)
 
 
 def _add_rows(index: Tensor, values: Tensor, rows: int) -> Tensor:

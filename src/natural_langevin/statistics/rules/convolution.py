@@ -19,7 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from natural_langevin._internal.chains import Units
-from natural_langevin.statistics.rules.base import Call, Outer, SampleGradient, Sum
+from natural_langevin.statistics.rules.base import (
+    Call,
+    Outer,
+    SampleGradient,
+    Sum,
+    sums_kernels,
+)
 from natural_langevin.statistics.rules.rewritten import rewrites
 
 
@@ -37,6 +43,11 @@ def transposed_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:
     unfold = partial(_transposed_patches, module, size)
     weight = Outer(call.delta, a, tuple(module.weight.shape), unfold)
     return {"weight": weight, "bias": Sum(call.delta.flatten(2).mT)}
+
+
+def by_kernel(module: Any, like: Tensor) -> bool:
+    """Whether ``Outer.square_sums`` takes a convolution of inputs like these."""
+    return module.weight.ndim < 5 and sums_kernels(like) is not None
 
 
 def no_units(module: nn.Module) -> Units:

@@ -11,7 +11,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from natural_langevin.statistics.rules.base import Call, SampleGradient, Sum
+from natural_langevin.statistics.rules.base import Call, SampleGradient, Sum, sums_kernels
 from natural_langevin.statistics.rules.rewritten import rewrites
 
 
@@ -29,6 +29,11 @@ def rms_norm_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:
 
 def group_norm_gradients(module: Any, call: Call) -> dict[str, SampleGradient]:
     """By channel. Scale: delta times the normalised input; shift: delta."""
+    kernel = sums_kernels(call.input, call.delta)
+    if kernel is not None:
+        found = kernel.channel_sums(call.input, call.delta, module.num_groups, module.eps)
+        gain, shift = (Sum(v[:, None].to(call.delta.dtype)) for v in found)
+        return {"weight": gain, "bias": shift}
     normalised = F.group_norm(call.input.contiguous(), module.num_groups, eps=module.eps)
     return _by_channel(normalised, call.delta)
 
@@ -45,6 +50,11 @@ def _normalised(module: Any, x: Tensor) -> Tensor:
     shape = (-1,) + (1,) * (x.ndim - 2)
     mean, variance = module.running_mean.reshape(shape), module.running_var.reshape(shape)
     return (x - mean) * (variance + module.eps).rsqrt()
+
+
+def always(module: Any, like: Tensor) -> bool:
+    """A sample's gradient is a number for every feature, and is written out."""
+    return True
 
 
 class _FullPrecision:

@@ -1,4 +1,5 @@
-"""Squares of per-sample gradients in Triton's interpreter, against a float64 loop over samples."""
+"""Sums of per-sample gradients and of their squares in Triton's interpreter, against a float64
+loop over samples."""
 
 from __future__ import annotations
 
@@ -36,18 +37,18 @@ def main() -> None:
     from torch import nn
 
     from natural_langevin._internal.chains import per_unit
-    from natural_langevin.statistics import moments, triton_squares
+    from natural_langevin.statistics import moments, triton_sums
     from natural_langevin.statistics.requests import grouped
-    from natural_langevin.statistics.rules import RULES, Call, base
+    from natural_langevin.statistics.rules import RULES, Call, base, normalisation
 
     def dense(*arguments: Any, **options: Any) -> Any:
         raise AssertionError("the kernel was not used")
 
-    base._kernel = lambda a, delta: triton_squares
+    base.sums_kernels = lambda *tensors, batched=False: triton_sums
     moments.dense_moments = dense
     # Units, inputs and positions in one block and in several, samples in unequal parts.
     torch.set_float32_matmul_precision("high")
-    triton_squares.TILE = triton_squares.Tile(16, 32, 16, programs=3)
+    triton_sums.TILE = triton_sums.Tile(16, 32, 16, programs=3)
     torch.manual_seed(0)
     cases = [
         (nn.Conv2d(3, 5, 3, padding=1), (7, 6)),
@@ -64,12 +65,16 @@ def main() -> None:
             found = RULES[type(module)].gradients(module, Call((x,), (delta,)))
             shapes = {k: p.shape for k, p in module.named_parameters()}
             units = RULES[type(module)].units(module)
+            asked = grouped(shapes, units, frozenset({"second", "cross"}))
+            asked = [g._replace(requests=g.requests | {"first"}) for g in asked]
             means = moments.layer_moments(
-                {k: [found[k]] for k in shapes},
-                grouped(shapes, units, frozenset({"second", "cross"})),
-                shapes, samples=5, sharing="exact",
-            )  # fmt: skip
+                {k: [found[k]] for k in shapes}, asked, shapes, samples=5, sharing="exact"
+            )
             samples = by_loop(module, x, delta)
+            expected = {k: g.mean(0) for k, g in samples.items()}
+            torch.testing.assert_close(
+                means["first"], expected, rtol=1e-5, atol=1e-5, check_dtype=False
+            )
             expected = {k: g.square().mean(0) for k, g in samples.items()}
             torch.testing.assert_close(
                 means["second"], expected, rtol=1e-5, atol=1e-5, check_dtype=False
@@ -84,6 +89,34 @@ def main() -> None:
                     means["cross"]["bias"], row, rtol=1e-5, atol=1e-5, check_dtype=False
                 )
             print(f"{type(module).__name__}, {layout}: agrees")
+
+    # Networks side by side, with inputs of their own and with the same for all.
+    module = nn.Conv2d(3, 5, 3, padding=1)
+    xs, deltas = torch.randn(2, 4, 3, 6, 6), torch.randn(2, 4, 5, 6, 6)
+
+    def of_one(x: Any, delta: Any) -> Any:
+        found = RULES[nn.Conv2d].gradients(module, Call((x,), (delta,)))
+        sums = found["weight"].square_sums()
+        return sums(found["bias"].dense(slice(0, 4)), True)
+
+    for x, axis in ((xs, 0), (xs[0], None)):
+        together = torch.func.vmap(of_one, in_dims=(axis, 0))(x, deltas)
+        apart = [of_one(x if axis is None else x[k], deltas[k]) for k in range(2)]
+        torch.testing.assert_close(together, tuple(map(torch.stack, zip(*apart, strict=True))))
+        print(f"networks side by side, inputs {axis}: agrees")
+
+    # Norms: channels and positions in one tile and in several.
+    triton_sums.NORM_TILE, triton_sums.NORM_POSITIONS = 64, 16
+    normalisation.sums_kernels = base.sums_kernels
+    for channels, groups, pixels in ((6, 2, (5, 7)), (24, 2, (3,)), (3, 3, (4, 4)), (8, 1, (6,))):
+        norm = nn.GroupNorm(groups, channels)
+        x, delta = 2 * torch.randn(2, 3, channels, *pixels) + 1
+        parts = normalisation.group_norm_gradients(norm, Call((x,), (delta,)))
+        torch.testing.assert_close(
+            {k: part.dense(slice(0, 3)) for k, part in parts.items()}, by_loop(norm, x, delta),
+            rtol=1e-5, atol=1e-5, check_dtype=False,
+        )  # fmt: skip
+        print(f"GroupNorm, {channels} channels: agrees")
 
 
 if __name__ == "__main__":  # not while tests are collected: every file is imported for its doctests

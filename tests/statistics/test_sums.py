@@ -1,4 +1,4 @@
-"""The kernel that squares per-sample gradients of convolutions where it forms them."""
+"""The kernels that add up per-sample gradients, and their squares, where they form them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from natural_langevin.statistics.rules import RULES, Call, base
 from triton_interpreter import run_script
 
 
-def test_the_kernel_in_its_interpreter() -> None:
-    assert run_script(Path(__file__).with_name("interpreted_squares.py")).count("agrees") == 11
+def test_the_kernels_in_their_interpreter() -> None:
+    assert run_script(Path(__file__).with_name("interpreted_sums.py")).count("agrees") == 17
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_the_kernel_in_its_interpreter() -> None:
 def test_the_kernel_takes_convolutions_of_up_to_two_axes(
     monkeypatch: pytest.MonkeyPatch, module: nn.Module, shape: tuple[int, ...], taken: bool
 ) -> None:
-    monkeypatch.setattr(base, "_kernel", lambda a, delta: SimpleNamespace(square_sums=None))
+    monkeypatch.setattr(base, "sums_kernels", lambda *_, batched: SimpleNamespace(square_sums=None))
     x = torch.zeros(shape)
     weight = RULES[type(module)].gradients(module, Call((x,), (module(x).detach(),)))["weight"]
     assert isinstance(weight, base.Outer)

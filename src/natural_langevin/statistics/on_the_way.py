@@ -1,0 +1,82 @@
+"""Statistics of a layer as soon as the backward pass knows the gradients of its outputs.
+
+Then neither these nor its inputs are kept until the pass has ended. What adds up the squares of
+per-sample gradients may add up the gradients themselves: their mean is the minibatch's gradient,
+and the backward pass need not form it a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from torch import Tensor
+
+from natural_langevin._internal.chains import Params
+from natural_langevin.statistics.capture import Network
+from natural_langevin.statistics.moments import Moments, merge
+from natural_langevin.statistics.plan import Plan
+from natural_langevin.statistics.statistics import LayerStatistics, ruled_layers
+from natural_langevin.statistics.tape import CallKey, Tensors
+
+
+def summed_parameters(network: Network, plan: Plan, params: Params) -> set[str]:
+    """Those whose gradients come with their statistics (``Rule.sums``): of layers that are called
+    once and share none of them."""
+    like, found = next(iter(params.values())), set[str]()
+    owners = [p for own in network.owned.values() for p in own.values()]
+    for name in plan.ruled:
+        own, keys = set(network.owned[name].values()), [k for k in plan.traces if k[0] == name]
+        alone = len(keys) == 1 and plan.outputs[keys[0]][0].repeat == 1
+        shared = own & plan.whole or any(owners.count(p) > 1 for p in own)
+        sums = network.rules[name].sums
+        if alone and not shared and sums and sums(network.model.get_submodule(name), like):
+            found |= own
+    return found
+
+
+class OnTheWay:
+    """The statistics of one backward pass.
+
+    ``plan``: of all calls that are recorded; ``kept``: layers whose inputs and output gradients
+    are wanted in the end."""
+
+    def __init__(self, network: Network, plan: Plan, kept: Collection[str]) -> None:
+        self._dtype, self._scale, self._traces = network.dtype, network.loss_scale, plan.traces
+        self.deltas: Tensors = {}
+        self.moments: Moments = {}
+        sets = ruled_layers(network, plan.without(kept))
+        self._waiting = {name: layers for layers in sets for name in layers}
+        self._missing = {
+            (k, i) for k, trace in plan.traces.items() for i in range(len(trace.outputs))
+        }
+
+    def begin(self, statistics: LayerStatistics) -> None:
+        """Before the backward pass: ``statistics`` of what ``recorded`` holds by then."""
+        self._statistics = statistics
+
+    def arrived(self, key: CallKey, index: int, delta: Tensor) -> None:
+        """The gradient of a call's output: in full precision, and at its own scale, before anything
+        is squared."""
+        delta = delta if self._dtype is None else delta.to(self._dtype)
+        delta = delta if self._scale == 1.0 else delta / self._scale
+        self.deltas.setdefault(key, [delta] * len(self._traces[key].outputs))[index] = delta
+        self._missing.discard((key, index))
+        layers = self._waiting.get(key[0], [])
+        if layers and not any(k[0] in layers for k, _ in self._missing):
+            self._form(layers)
+
+    def _form(self, layers: list[str]) -> None:
+        merge(self.moments, self._statistics.ruled(layers))
+        for name in layers:
+            del self._waiting[name]
+        recorded = self._statistics.recorded
+        for key in [k for k in self._traces if k[0] in layers]:
+            del recorded.inputs[key], recorded.deltas[key]
+
+    def end(self) -> Moments:
+        """All of them. Outputs that no loss depends on have a gradient of zero."""
+        like = next(iter(self._statistics.recorded.params.values()))
+        for key, index in sorted(self._missing):
+            self.arrived(key, index, like.new_zeros(self._traces[key].outputs[index][0]))
+        merge(self.moments, self._statistics.others())
+        return self.moments

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from natural_langevin._internal.trees import copy_tree_
 from natural_langevin.dynamics.base import Info
 from natural_langevin.execution.engine import Engine
+from natural_langevin.execution.stepping import overwrite
 from natural_langevin.run import loop
 from natural_langevin.run.checkpoint import RunCheckpoint
 from natural_langevin.run.loop import DivergenceError, RunPlan
@@ -79,7 +79,7 @@ class _Kept:
 
     def begin(self, found: dict[str, Any] | None) -> None:
         if found is not None:
-            copy_tree_(self.tree(), found)
+            overwrite(self.tree(), found)
 
     def keep(self, state: Any) -> None:
         self._keeper.keep(state)

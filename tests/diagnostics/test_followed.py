@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import Langevin, Posterior, likelihoods
-from natural_langevin.diagnostics import diagnose, probes
+from natural_langevin.diagnostics import diagnose
 from natural_langevin.likelihoods import Likelihood
+from natural_langevin.posterior.diagnosis import probes
 
 CHAINS, DRAWS = 4, 200
 
@@ -105,7 +106,7 @@ def test_beyond_the_rows_is_looked_at_too() -> None:
 def test_probes_are_where_they_say() -> None:
     """A table of two numbers and a flag, by the definitions; the flag keeps its values."""
     x = torch.cat([normal(40, 2), (normal(40, 1, seed=3) > 0).double()], 1)
-    found = probes.around(x)
+    found = probes(x)
     assert set(found) == {"between rows", "outside", "corners", "shuffled columns"}
     assert all(set(v[:, 2].tolist()) <= {0.0, 1.0} for v in found.values())
     low, high = x[:, :2].amin(0), x[:, :2].amax(0)
@@ -125,10 +126,10 @@ def test_probes_are_where_they_say() -> None:
 
 
 def test_inputs_that_are_no_rows_of_numbers_have_no_probes() -> None:
-    assert probes.around(normal(5, 3, 2)) == {}  # images, sequences
-    assert probes.around(torch.arange(12).reshape(6, 2)) == {}  # tokens
-    assert probes.around((normal(20, 3) > 0).double()) == {}  # flags
-    assert "corners" not in probes.around(normal(50, 40))
+    assert probes(normal(5, 3, 2)) == {}  # images, sequences
+    assert probes(torch.arange(12).reshape(6, 2)) == {}  # tokens
+    assert probes((normal(20, 3) > 0).double()) == {}  # flags
+    assert "corners" not in probes(normal(50, 40))
 
 
 def test_numbers_that_an_embedding_looks_up_keep_to_those_seen() -> None:
@@ -145,7 +146,7 @@ def test_numbers_that_an_embedding_looks_up_keep_to_those_seen() -> None:
     sampler = Langevin(Levels(), likelihoods.Categorical(), step_size=1e-3, chains=4)
     found = sampler.sample((x, (x[:, 1] > 0).long()), 20, batch_size=20, progress=False)
     assert "outside" in found.diagnose(x).beyond  # an index beyond the table would be an error
-    moved = probes.around(x.double(), looked_up=True)["outside"]
+    moved = probes(x.double(), looked_up=True)["outside"]
     assert set(moved[:, 0].tolist()) <= set(range(6))
     assert moved[:, 1].abs().max() > x[:, 1].abs().max()
 

@@ -8,7 +8,7 @@ from torch import nn
 from natural_langevin import Langevin, likelihoods
 from natural_langevin.diagnostics import diagnose
 from natural_langevin.diagnostics.function_space import chain_distances
-from natural_langevin.diagnostics.plots import rank_counts
+from natural_langevin.diagnostics.verdicts import rank_counts
 
 
 def draws(offset: float = 0.0, rho: float = 0.0) -> torch.Tensor:

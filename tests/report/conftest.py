@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from natural_langevin.cli.pages import charts, reliability
+from natural_langevin.cli.pages import charts
 
 PAPER = {  # train NLL, train accuracy, test NLL, test accuracy: the paper's Table 1
     ("sgd", "point", "SGD"): (0.0003, 100.00, 0.0584, 98.24),
@@ -47,7 +47,7 @@ def drawings() -> Iterator[dict[str, Any]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(charts, "_lines", once(charts._lines))
-        patch.setattr(reliability, "_diagram", once(reliability._diagram))
+        patch.setattr(charts, "_diagram", once(charts._diagram))
         yield kept
 
 

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from natural_langevin.cli.pages.charts import Chart, curves, histogram, sizes, thin, trace
-from natural_langevin.cli.pages.claims import claims
+from natural_langevin.cli.pages.charts import Chart, curves, diagrams, histogram, sizes, thin, trace
 from natural_langevin.cli.pages.heatmap import grids
-from natural_langevin.cli.pages.reliability import diagrams
-from natural_langevin.cli.pages.summary import figures, machine, paragraph
+from natural_langevin.cli.pages.summary import claims, figures, machine, paragraph
 from natural_langevin.cli.pages.table import settings
 
 

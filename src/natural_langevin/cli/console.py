@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from natural_langevin._internal.messages import visible
-from natural_langevin.distributed.rank_zero import is_rank_zero
+from natural_langevin.distributed.join import is_rank_zero
 
 #: The width of a table that is shown whole, and the most that COLUMNS may say.
 WHOLE, WIDEST = 140, 500

@@ -17,7 +17,7 @@ from natural_langevin.cli.errors import one_line_errors
 from natural_langevin.cli.experiments.runner import Request, RunError, run, spent
 from natural_langevin.cli.experiments.table1.results import assemble
 from natural_langevin.cli.pages import write_report
-from natural_langevin.distributed.rank_zero import is_rank_zero
+from natural_langevin.distributed.join import is_rank_zero
 
 COLUMNS = (("train", "nll"), ("train", "accuracy"), ("test", "nll"), ("test", "accuracy"))
 DIGITS = {"nll": 4, "accuracy": 2}

@@ -19,7 +19,7 @@ from natural_langevin.cli.console import echo, terminal
 from natural_langevin.cli.device import choose_device
 from natural_langevin.cli.errors import UsageError, one_line_errors
 from natural_langevin.data.tables import read_training
-from natural_langevin.distributed.rank_zero import is_rank_zero
+from natural_langevin.distributed.join import is_rank_zero
 from natural_langevin.tabular.fit import Prepared, fit, open_default_folder, open_folder, prepare
 from natural_langevin.tabular.recipe import settings_from
 from natural_langevin.tabular.settings import AUTO, SettingError, Settings

@@ -18,10 +18,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from natural_langevin._internal.chains import Batch
-from natural_langevin._internal.trees import copy_tree_
 from natural_langevin.dynamics.base import Dynamics, Info, State
 from natural_langevin.dynamics.rates import Kind
-from natural_langevin.execution.stepping import InPlaceStep, StepData, step_in_place
+from natural_langevin.execution.stepping import InPlaceStep, StepData, overwrite, step_in_place
 
 log = logging.getLogger("natural_langevin")
 
@@ -100,7 +99,7 @@ class Attempt:
         except Exception as error:  # no compiler on this machine, or a network it cannot take
             log.warning("compiling failed (%s); running eagerly", _first_line(error))
             self.step = step_in_place
-            copy_tree_(state, before)
+            overwrite(state, before)
             return self.step(dynamics, data, state, batch, kind)
         self._taken.add(kind)
         took = f"compiled the step in {time.monotonic() - started:.0f} s"

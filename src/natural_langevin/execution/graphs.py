@@ -23,10 +23,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from natural_langevin._internal.chains import Batch
-from natural_langevin._internal.trees import copy_tree_
 from natural_langevin.dynamics.base import Dynamics, Info, State
 from natural_langevin.dynamics.rates import Kind
-from natural_langevin.execution.stepping import InPlaceStep, StepData
+from natural_langevin.execution.stepping import InPlaceStep, StepData, overwrite
 
 log = logging.getLogger("natural_langevin")
 
@@ -63,7 +62,7 @@ class GraphedStep:
         """The state as the graphs know it: the same values, in their memory."""
         if self._state is None or state is self._state:
             return state
-        copy_tree_(self._state, state)
+        overwrite(self._state, state)
         return self._state
 
     def __call__(
@@ -75,7 +74,8 @@ class GraphedStep:
         found = self._recordings.get(key)
         if found is not None:
             if batch is not None and found.batch is not None:
-                copy_tree_(found.batch, batch)
+                with torch.no_grad():
+                    overwrite(found.batch, batch)
             found.graph.replay()
             return found.info
         self._calls[key] = self._calls.get(key, 0) + 1

@@ -7,6 +7,7 @@ components of parameters.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,15 +18,13 @@ from torch import Tensor, nn
 from natural_langevin import diagnostics
 from natural_langevin._internal.chains import likelihood_powers
 from natural_langevin.data.checks import shown_to_model
-from natural_langevin.diagnostics import probes
 from natural_langevin.diagnostics.kinetic import left_by_epochs
 from natural_langevin.likelihoods import weight_name, with_own
 from natural_langevin.likelihoods.predictive import predicted_by
 from natural_langevin.metrics.summary import ClassificationScores, RegressionScores
 from natural_langevin.posterior import networks
-from natural_langevin.posterior.draws import Draws
+from natural_langevin.posterior.draws import Chains, Draws
 from natural_langevin.posterior.ensemble import learned_by
-from natural_langevin.posterior.pooling import Chains
 from natural_langevin.posterior.units import in_standard_units
 from natural_langevin.priors import PriorLike, resolve
 
@@ -55,11 +54,11 @@ def diagnose(
     config, shards = posterior.config, posterior.shards
     pooled = posterior.chosen(chains)
     x = torch.cat(list(posterior.signature.batches(x, batch_size)))
-    around = {}
+    around: dict[str, Tensor] = {}
     if beyond and not posterior.signature.packed:
         tables = (nn.Embedding, nn.EmbeddingBag)
         looked_up = any(isinstance(m, tables) for m in posterior.template.modules())
-        around = probes.around(x, looked_up=looked_up)
+        around = probes(x, looked_up=looked_up)
     inputs = {"predictions": x} | around
     sizes = [len(rows) for rows in inputs.values()]
     every = followed(posterior, torch.cat(list(inputs.values())), pooled)
@@ -204,3 +203,65 @@ def _configurational(
         num_data=shards.here(float(posterior.config.get("num_data", len(x))) * power).to(device),
         max_draws=max_draws,
     )  # fmt: skip
+
+
+#: Probes of every kind.
+COUNT = 16
+#: Distances from the middle are multiplied by this.
+WIDER = 1.5
+#: Of more columns the corners are too far from everything.
+MOST_COLUMNS = 16
+
+
+def probes(x: Tensor, *, looked_up: bool = False) -> dict[str, Tensor]:
+    """Inputs around rows x (n, columns), where a posterior may not have converged although it has
+    at the rows; none where x is not such a table of numbers. At most ``COUNT`` of every kind: the
+    middle of two rows; the rows furthest from the mean, half as far again; corners of the box of
+    all rows, half as wide again; columns shuffled each by itself. A column of at most two values is
+    not moved beyond them, nor, with ``looked_up``, whole numbers that may be numbers of levels.
+
+    >>> {k: v.flatten().tolist() for k, v in probes(torch.tensor([[0.0], [1.0], [2.0]])).items()}
+    {'between rows': [1.5, 1.0, 0.5], 'outside': [-0.5, 2.5, 1.0], 'corners': [-0.5, 2.5]}
+    """
+    if x.ndim != 2 or not x.is_floating_point() or len(x) < 3 or not bool(x.isfinite().all()):
+        return {}
+    moving = torch.tensor([len(column.unique()) > 2 for column in x.T], device=x.device)
+    if looked_up:
+        moving &= (x != x.round()).any(0)
+    if not bool(moving.any()):
+        return {}
+    mean, scale = x.mean(0), x.std(0).clamp_min(torch.finfo(x.dtype).tiny)
+    generator = torch.Generator().manual_seed(0)
+    some = x[torch.randperm(len(x), generator=generator)]
+    far = (((x - mean) / scale)[:, moving].square().sum(1)).argsort(descending=True)
+    found = {
+        "between rows": (some + some.roll(1, 0)) / 2,
+        "outside": mean + WIDER * (x[far] - mean),
+    }
+    columns = int(moving.sum())
+    if columns <= MOST_COLUMNS:
+        low, high = x.amin(0), x.amax(0)
+        middle, reach = (low + high) / 2, WIDER * (high - low) / 2
+        signs = _signs(columns, generator).to(x)
+        ends = x.new_zeros(len(signs), len(moving))
+        ends[:, moving] = signs
+        found["corners"] = middle + reach * ends
+    if columns > 1:
+        orders = [torch.randperm(len(x), generator=generator) for _ in range(x.shape[1])]
+        found["shuffled columns"] = torch.stack(
+            [column[order] for column, order in zip(x.T, orders, strict=True)], 1
+        )
+    rows = {k: v[:COUNT] for k, v in found.items()}
+    # What must not be moved is a real row's.
+    return {k: torch.where(moving, v, _cycled(x, len(v))) for k, v in rows.items()}
+
+
+def _signs(columns: int, generator: torch.Generator) -> Tensor:
+    """-1 and 1 of corners: all of them where they are at most ``COUNT``, else some."""
+    if 2**columns <= COUNT:
+        return torch.tensor(list(itertools.product((-1.0, 1.0), repeat=columns)))
+    return 2.0 * torch.randint(2, (COUNT, columns), generator=generator) - 1
+
+
+def _cycled(x: Tensor, count: int) -> Tensor:
+    return x[torch.arange(count, device=x.device) % len(x)]

@@ -14,7 +14,7 @@ whatever is computed from a posterior afterwards is weighted.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -28,9 +28,7 @@ from natural_langevin._internal.whole_numbers import whole_number
 from natural_langevin.data.signature import Signature
 from natural_langevin.execution.kernels.native.forward import NativeOutputs
 from natural_langevin.likelihoods import Likelihood, detach, weight_name
-from natural_langevin.posterior import pooling
 from natural_langevin.posterior.chain_shards import ChainShards
-from natural_langevin.posterior.pooling import Chains
 from natural_langevin.posterior.prediction import one_tensor
 from natural_langevin.priors import Prior
 from natural_langevin.schedules import Stages
@@ -38,6 +36,45 @@ from natural_langevin.statistics import vectorised, with_parameters
 from natural_langevin.statistics.capture import ParameterSlots
 from natural_langevin.statistics.in_turn import of_each
 from natural_langevin.statistics.vectorised import MODEL_LOCK
+
+Chains = Sequence[int] | Literal["all"] | None
+
+
+def pooled_chains(config: Mapping[str, Any], chains: Iterable[int]) -> list[int]:
+    """Those of ``chains`` that predictions pool: of a ladder whose chains swap, the ones at
+    temperature 1 and power 1, for which the others are there; all where there is none."""
+    chains = list(chains)
+    if "exchange" not in config:
+        return chains
+    power = config.get("likelihood_power")
+    cold = [c for c in chains if config["temperature"][c] == 1 and (not power or power[c] == 1)]
+    return cold or chains
+
+
+def chosen(chains: Chains, healthy: list[int], count: int, config: Mapping[str, Any]) -> list[int]:
+    """The ``healthy`` ones among the ``chains`` of ``count`` that a caller asks for; None is all of
+    one posterior (``config`` says which chains are alike), and "all" is all."""
+    if chains is None or chains == "all":
+        wanted = healthy if chains else pooled_chains(config, healthy)
+        alike = config.get("alike") or [0] * count
+        kinds = sorted({alike[c] for c in wanted})
+        if chains is None and len(kinds) > 1:
+            groups = [[c for c in wanted if alike[c] == kind] for kind in kinds]
+            others = ", ".join(map(str, groups[1:4])) + (", ..." if len(groups) > 4 else "")
+            raise ValueError(
+                f"the chains have {len(kinds)} temperatures, powers or priors, and so as many "
+                f"posteriors: choose with chains={groups[0]} (the others are {others}), or pool "
+                'them anyway with chains="all"'
+            )
+    else:
+        wanted = [whole_number("chains", c) for c in chains]
+        beyond = [c for c in wanted if not 0 <= c < count]
+        if beyond or not wanted:
+            raise ValueError(f"chains must be among 0 .. {count - 1}, got {chains!r}")
+        wanted = [c for c in wanted if c in healthy]
+    if not wanted:
+        raise ValueError("every chain diverged: there is nothing to predict with")
+    return wanted
 
 
 class Draws:
@@ -174,7 +211,7 @@ class Draws:
         """The healthy ones among ``chains``: None for all of them, if they have one temperature
         and one prior. Others sample different distributions: pooling them must be asked for. Of a
         run with ``exchange``, None means the chains at temperature 1."""
-        return pooling.chosen(chains, self.healthy, self.chains, self.config)
+        return chosen(chains, self.healthy, self.chains, self.config)
 
     def _row_of(self, values: Params, chain: int) -> Params:
         """One chain's part of ``mean`` or ``last``."""

@@ -19,8 +19,7 @@ from natural_langevin.posterior.calibration import (
     trained_networks,
     width_factors,
 )
-from natural_langevin.posterior.draws import Draws
-from natural_langevin.posterior.pooling import Chains
+from natural_langevin.posterior.draws import Chains, Draws
 from natural_langevin.posterior.prediction import Averager, one_tensor
 from natural_langevin.posterior.sharpening import check_sharpness
 from natural_langevin.statistics.in_turn import convolved, one_by_one

@@ -16,9 +16,8 @@ from natural_langevin._internal.chains import Params
 from natural_langevin.likelihoods.predictive import Mixture, probabilities
 from natural_langevin.metrics.summary import ClassificationScores, RegressionScores
 from natural_langevin.posterior import monte_carlo, networks
-from natural_langevin.posterior.draws import Draws
+from natural_langevin.posterior.draws import Chains, Draws
 from natural_langevin.posterior.ensemble import Estimate, averaged, learned_by
-from natural_langevin.posterior.pooling import Chains
 from natural_langevin.posterior.prediction import Averager, join
 
 

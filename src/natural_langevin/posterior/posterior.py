@@ -25,7 +25,7 @@ from natural_langevin.posterior import (
     monte_carlo,
     storage,
 )
-from natural_langevin.posterior.draws import Draws
+from natural_langevin.posterior.draws import Chains, Draws
 from natural_langevin.posterior.ensemble import (
     Estimate,
     averaged,
@@ -35,7 +35,6 @@ from natural_langevin.posterior.ensemble import (
     stacked,
 )
 from natural_langevin.posterior.plan import Plan
-from natural_langevin.posterior.pooling import Chains
 from natural_langevin.posterior.prediction import Prediction, check_levels, join
 from natural_langevin.posterior.sharpening import check_sharpness
 from natural_langevin.priors import PriorLike

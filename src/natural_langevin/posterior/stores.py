@@ -77,7 +77,7 @@ class Store(Protocol):
         """Lets go of files and folders, however the run ended."""
 
 
-class MemoryStore:
+class MemoryStore(Store):
     """Samples in the memory of a device; what has not been drawn is NaN."""
 
     def __init__(self, specs: Mapping[str, Spec], device: torch.device) -> None:
@@ -88,38 +88,32 @@ class MemoryStore:
 
     @property
     def files(self) -> list[str]:
-        """None."""
         return []
 
     def begin(self) -> None:
-        """Nothing to prepare: the samples' memory is there."""
+        pass
 
     def put(self, draw: int, values: Params) -> None:
-        """Stores one draw of all chains."""
         for name, value in values.items():
             self._samples[name][:, draw] = value
 
     def tree(self) -> Params:
-        """The samples themselves, for a checkpoint."""
         return self._samples
 
     def restore(self, tree: Params) -> None:
-        """Takes the samples of a checkpoint."""
         self._samples = tree
 
     def finished(self) -> Params:
-        """The samples: {name: (chain, draw, *shape)}."""
         return self._samples
 
     def first(self, count: int) -> Params:
-        """The draws so far: the first ``count`` of every chain."""
         return {name: value[:, :count] for name, value in self._samples.items()}
 
     def close(self) -> None:
-        """Nothing to close."""
+        pass
 
 
-class InFolder:
+class InFolder(Store):
     """Samples in the file ``draws-RUN.safetensors`` of a folder, each written when it is drawn.
 
     The file has its final size from the start. A checkpoint holds only the file's identity and a
@@ -141,7 +135,6 @@ class InFolder:
 
     @property
     def files(self) -> list[str]:
-        """Its only one."""
         return [self.path.name]
 
     def _writing(self) -> AbstractContextManager[None]:
@@ -159,7 +152,6 @@ class InFolder:
         remove_leftovers(self.path.parent)
 
     def begin(self) -> None:
-        """Makes the file at its full size, and locks it."""
         with self._writing():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._claim()
@@ -171,7 +163,6 @@ class InFolder:
             self._open()
 
     def put(self, draw: int, values: Params) -> None:
-        """Writes one draw of all chains to its places in the file."""
         assert self._file is not None, "call begin or restore first"
         digest = hashlib.sha256()
         with self._writing():
@@ -208,7 +199,6 @@ class InFolder:
                     )
 
     def tree(self) -> Params:
-        """What a checkpoint needs to find and check the file; the draws stay in it."""
         if self._file is not None:
             with self._writing():
                 os.fsync(self._file)
@@ -216,7 +206,6 @@ class InFolder:
         return {"identity": identity, "checks": self._checks[None]}  # a row for this process
 
     def restore(self, tree: Params) -> None:
-        """Opens the file that a checkpoint's run wrote."""
         self._identity = bytes(tree["identity"][0].tolist()).hex()
         self._plan = tensorfile.layout(self._specs, {"identity": self._identity})
         if not self._is_ours():
@@ -237,18 +226,15 @@ class InFolder:
             return handle.read(len(self._plan.header)) == self._plan.header
 
     def first(self, count: int) -> Params:
-        """The draws so far: the first ``count`` of every chain."""
         return {name: value[:, :count] for name, value in OnDisk(self.path, self._specs).items()}
 
     def finished(self) -> Params:
-        """The samples, read from the file when they are needed."""
         self.tree()
         found = OnDisk(self.path, self._specs)
         self.close()
         return found
 
     def close(self) -> None:
-        """Closes and unlocks the file."""
         if self._file is not None:
             os.close(self._file)
         if self._lock is not None:

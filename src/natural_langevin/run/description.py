@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,14 @@ import torch
 
 from natural_langevin._internal.fingerprints import exact_settings, fingerprint, stable_repr
 from natural_langevin._internal.provenance import provenance
+from natural_langevin.diagnostics.energy import energy_gradient
 from natural_langevin.dynamics.base import State
+from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.overdamped import Overdamped
 from natural_langevin.execution.engine import Engine
-from natural_langevin.posterior.draws import draw_weights
+from natural_langevin.posterior.draws import draw_weights, pooled_chains
 from natural_langevin.posterior.plan import Plan
-from natural_langevin.posterior.pooling import pooled_chains
-from natural_langevin.run import rounding, temperature_probe
+from natural_langevin.run import temperature_probe
 from natural_langevin.run.phases import Phase
 from natural_langevin.run.problem.motion import Motion
 from natural_langevin.run.problem.step_size_checks import StepSize
@@ -174,7 +176,51 @@ def measured(
         found["draw_weights"] = weights
     for name, values in motion.integrator.report(state).items():
         found[name] = mesh.all_rows(values).tolist()  # of all chains
-    if (shift := rounding.autocast_shift(engine, state)) is not None:
+    if (shift := autocast_shift(engine, state)) is not None:
         found["autocast_shift"] = shift
     heat = temperature_probe.after_run(engine, state, done, mesh) if probe else None
     return found | {"effective_temperature": heat}
+
+
+log = logging.getLogger("natural_langevin")
+
+#: Shifts beyond this many standard deviations are worth a word.
+NOTICEABLE = 0.1
+
+
+def autocast_shift(engine: Engine, state: State) -> float | None:
+    """How far autocast's rounding moves the gradient at ``state``, on one batch, in posterior
+    standard deviations; None without autocast or a Fisher metric. A gradient that is wrong by d
+    moves the chain's target by C d, where C/N is about the posterior's covariance: averaged over
+    the P parameters, sqrt(N d^T C d / P)."""
+    dynamics = engine.dynamics
+    assert isinstance(dynamics, LangevinDynamics)
+    network, preconditioner = dynamics.gradients.network, dynamics.preconditioner
+    if network.autocast is None or not preconditioner.requests:
+        return None
+    likelihood, prior = dynamics.gradients.likelihood, dynamics.prior
+    count = dynamics.weight(engine.num_data)
+
+    def gradient() -> dict[str, torch.Tensor]:
+        return energy_gradient(
+            network.call, likelihood, prior, count, state.params, state.likelihood,
+            engine.stream.example(), chain_axis=False,
+        )  # fmt: skip
+
+    low, kind = gradient(), network.autocast
+    try:
+        network.autocast = None
+        full = gradient()
+    finally:
+        network.autocast = kind
+    factor = preconditioner.factor(state.metric, dynamics.damping(list(low), engine.num_data))
+    parts = factor.transpose({k: low[k] - full[k] for k in low}).values()
+    square = torch.stack([p.double().square().reshape(len(p), -1).sum(1) for p in parts]).sum(0)
+    weights = sum(p[0].numel() for p in state.params.values())
+    shift = float((count * square / weights)[state.diverged < 0].mean().sqrt())
+    if shift > NOTICEABLE:
+        log.warning(
+            "autocast=%s moves the gradient by %.2g posterior standard deviations: the draws are "
+            "that much off, and too wide. Sample without autocast", kind, shift,
+        )  # fmt: skip
+    return shift

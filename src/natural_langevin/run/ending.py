@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from natural_langevin.data.streams import Stream
+from natural_langevin.posterior.draws import pooled_chains
 from natural_langevin.posterior.plan import EndRule, OpenEnd
-from natural_langevin.posterior.pooling import pooled_chains
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.run.phases import Phase
 

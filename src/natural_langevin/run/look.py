@@ -14,6 +14,7 @@ from natural_langevin.diagnostics.reading import Reading
 from natural_langevin.dynamics.base import Info, State
 from natural_langevin.execution.engine import Engine
 from natural_langevin.run import temperature_probe
+from natural_langevin.run.loop import Watcher
 from natural_langevin.run.until import EssTarget
 
 
@@ -46,8 +47,8 @@ class Look:
 Callback = Callable[[Look], None]
 
 
-class Watching:
-    """A ``Watcher`` of the run loop."""
+class Watching(Watcher):
+    """Calls the callback, and ends a run that has reached its target."""
 
     def __init__(
         self,
@@ -67,7 +68,6 @@ class Watching:
         self._steps, self._callback = steps, callback
 
     def look(self, state: State, info: Info, done: int, kept: int) -> None:
-        """Shows it to the callback."""
         if self._callback is None:
             return
         report = self._engine.dynamics.integrator.report(state)  # type: ignore[attr-defined]
@@ -84,7 +84,6 @@ class Watching:
             self._callback(look)
 
     def ends(self, state: State, done: int, kept: int) -> bool:
-        """Whether the target is reached."""
         return self._target.ends(state, kept, last=done >= self._steps)
 
     def _temperature(self, state: State) -> Reading | None:

@@ -24,7 +24,7 @@ from natural_langevin.data.errors import DataError
 from natural_langevin.data.table import Table, short
 from natural_langevin.data.tables import TrainingData
 from natural_langevin.distributed import join
-from natural_langevin.distributed.rank_zero import on_rank_zero
+from natural_langevin.distributed.join import on_rank_zero
 from natural_langevin.tabular import columns
 from natural_langevin.tabular import run as folders
 from natural_langevin.tabular.explain import permutation_importance

@@ -41,7 +41,7 @@ from natural_langevin.cli.experiments.table1.protocol import (
 )
 from natural_langevin.cli.experiments.table1.stages import Bench
 from natural_langevin.distributed import launched
-from natural_langevin.distributed.rank_zero import (
+from natural_langevin.distributed.join import (
     exists_uncached,
     is_rank_zero,
     on_rank_zero,

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from natural_langevin._internal.atomic import write_output
 from natural_langevin._internal.extras import needing
 from natural_langevin._internal.messages import visible
-from natural_langevin.cli.pages import charts, digits, heatmap, reliability, schema, summary, text
+from natural_langevin.cli.pages import charts, digits, heatmap, schema, summary, text
 from natural_langevin.cli.pages.charts import hues
-from natural_langevin.cli.pages.claims import claims
+from natural_langevin.cli.pages.summary import claims
 from natural_langevin.cli.pages.table import table
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _values(results: dict[str, Any]) -> dict[str, Any]:
         "deviations": results.get("deviations") or [],
         "curves": charts.curves(results.get("curves") or (), colour),
         "selection": heatmap.grids(results.get("selection") or ()),
-        "reliability": reliability.diagrams(results.get("reliability") or (), colour),
+        "reliability": charts.diagrams(results.get("reliability") or (), colour),
         "ensemble_size": charts.sizes(sizes, colour) if sizes else None,
         "ess": [_draws(item, colour[item["method"]]) for item in results.get("ess") or ()],
         "uncertain": digits.digits(results.get("uncertain") or ()),

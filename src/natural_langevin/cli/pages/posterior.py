@@ -8,8 +8,8 @@ from typing import Any
 
 from natural_langevin._internal.atomic import write_output
 from natural_langevin.cli.pages import charts, text
+from natural_langevin.cli.pages.charts import coverage, reliability
 from natural_langevin.cli.pages.page import environment, plain
-from natural_langevin.cli.pages.reliability import coverage, reliability
 from natural_langevin.cli.pages.schema import ResultsError
 
 SECTIONS = {

@@ -197,6 +197,39 @@ class Problem:
         0, unless some differ."""
         return like_chains(self.temperature, self.power, self.prior)
 
+    def log_density(self, weights: Mapping[str, Tensor]) -> Tensor:
+        """ln alpha(theta) + beta N/n sum_n ln p(y_n | x_n, theta), in nats, with the first chain's
+        prior, which is one of weights in ``units``: a number for ``weights`` (*shape), one each for
+        (K, *shape)."""
+        shapes = {k: p.shape for k, p in self.network.trainable().items()}
+        if set(weights) != set(shapes):
+            raise ValueError(f"weights must hold exactly {sorted(shapes)}, got {sorted(weights)}")
+        extra = {weights[k].ndim - len(shape) for k, shape in shapes.items()}
+        fits = all(weights[k].shape[weights[k].ndim - len(s) :] == s for k, s in shapes.items())
+        if len(extra) > 1 or extra - {0, 1} or not fits:
+            wanted = {k: tuple(s) for k, s in shapes.items()}
+            got = {k: tuple(w.shape) for k, w in weights.items()}
+            raise ValueError(
+                f"weights must have the shapes {wanted}, each with the same leading axis or none, "
+                f"got {got}"
+            )
+        x, y, num_data = self.rows()
+        x, y, count = x.to(self.device), y.to(self.device), self.first_power * num_data
+        inside = weights if self.units is None else self.units.standard(weights)
+        theta = {k: w[None] if extra == {0} else w for k, w in inside.items()}
+        first = next(iter(theta.values()))
+        learned = self.likelihood.init(1, dtype=first.dtype, device=first.device)
+        learned = {k: v[0] for k, v in learned.items()}
+        prior = priors.of_chains(self.prior, torch.zeros(len(first), dtype=torch.long))
+        rows = []
+        for row in range(len(first)):
+            outputs = self.network.call({k: w[row] for k, w in theta.items()}, x.clone())
+            rows.append(-count / len(x) * self.likelihood.log_loss(outputs, y, learned).sum())
+        total = torch.stack([prior[k].log_density(w) for k, w in theta.items()]).sum(0)
+        found = torch.stack(rows) + total
+        found = found if self.units is None else found - count * self.units.shift
+        return found[0] if extra == {0} else found
+
     def usual_batch(self, *, most: float) -> int:
         """The default number of rows of a minibatch."""
         return usual_batch(self.given_data, most=most)

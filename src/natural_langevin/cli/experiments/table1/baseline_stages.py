@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from natural_langevin import models, random, schedules
 from natural_langevin._internal.chains import Params
-from natural_langevin.cli.experiments.table1.scores import finite, reliability, score, summary
+from natural_langevin.cli.experiments.table1.scores import curve, diagram, row
 from natural_langevin.cli.experiments.table1.stages import (
     FINAL_SEED,
     SELECT_SEED,
@@ -99,57 +98,33 @@ def _final(bench: Bench, kind: str, chosen: dict[str, float], rank: int) -> Resu
         settings["dropout_rate"] = chosen["dropout_rate"]
     predictions = {name: _predict(params, x) for name, (x, _) in scored.items()}
     seconds = outcome.seconds / networks
-    point = {name: p[::group] for name, p in predictions.items()}
-    rows = [_row(kind, "point", LABELS[kind], point, scored, settings, seconds)]
-    rows[0]["group"] = "paper"
+    point = row(
+        kind, "point", LABELS[kind], lambda name: predictions[name][::group], scored,
+        settings=settings, seconds=[seconds], paper=True,
+    )  # fmt: skip
     if kind == "sgd":
-        pooled = {name: p.unflatten(0, (-1, group)).mean(1) for name, p in predictions.items()}
-        label = f"Deep ensemble of {group} SGD networks"
-        rows.append(
-            _row("deep-ensemble", "pooled", label, pooled, scored, settings, seconds * group)
-        )
+        more = row(
+            "deep-ensemble", "pooled", f"Deep ensemble of {group} SGD networks",
+            lambda name: predictions[name].unflatten(0, (-1, group)).mean(1), scored,
+            settings=settings, seconds=[seconds * group],
+        )  # fmt: skip
     else:
-        assert origin is not None
-        masked = {
-            name: mc_dropout(params, x, rate.to(x.device), origin, preset.mc_dropout)
-            for name, (x, _) in scored.items()
-        }
-        label = f"MC-dropout, {preset.mc_dropout} masks"
-        rows.append(_row("mc-dropout", "ensemble", label, masked, scored, settings, seconds))
+
+        def masked(name: str) -> Tensor:
+            x, _ = scored[name]
+            assert origin is not None
+            return mc_dropout(params, x, rate.to(x.device), origin, preset.mc_dropout)
+
+        more = row(
+            "mc-dropout", "ensemble", f"MC-dropout, {preset.mc_dropout} masks", masked, scored,
+            settings=settings, seconds=[seconds],
+        )  # fmt: skip
+    first, y = predictions["test"][0], scored["test"][1]
     return {
-        "rows": rows,
+        "rows": [point, more],
         "seconds_per_update": seconds / preset.steps,
-        "curve": {
-            "method": kind,
-            "label": LABELS[kind],
-            "step": outcome.steps,
-            "loss": finite(outcome.losses[:, ::group].mean(1)),
-        },
-        "reliability": {
-            "method": kind, "estimate": "point", "label": LABELS[kind],
-            **reliability(point["test"][0], scored["test"][1]),
-        },
-    }  # fmt: skip
-
-
-def _row(
-    method: str,
-    estimate: str,
-    label: str,
-    predictions: dict[str, Tensor],
-    scored: dict[str, tuple[Tensor, Tensor]],
-    settings: dict[str, Any],
-    seconds: float,
-) -> Result:
-    return {
-        "method": method,
-        "estimate": estimate,
-        "label": label,
-        "group": "extra",
-        "note": None,
-        "settings": settings,
-        "seconds": summary([seconds]),
-        **{name: score(p, scored[name][1]) for name, p in predictions.items()},
+        "curve": curve(kind, LABELS[kind], outcome.steps, outcome.losses[:, ::group]),
+        "reliability": diagram(kind, "point", LABELS[kind], first, y),
     }
 
 

@@ -7,12 +7,11 @@ the search for the prior's scale and the step size.
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import torch
 
 from natural_langevin import likelihoods
-from natural_langevin.cli.experiments.table1.scores import finite, reliability, score, summary
+from natural_langevin.cli.experiments.table1.scores import curve, diagram, row
 from natural_langevin.cli.experiments.table1.stages import FINAL_SEED, Bench, Result
 from natural_langevin.langevin import Langevin
 from natural_langevin.posterior.posterior import Posterior
@@ -24,16 +23,30 @@ def final(bench: Bench) -> Result:
     """One call for every one of the preset's ``default_seeds``."""
     runs = [_run(bench, FINAL_SEED + k) for k in range(bench.preset.default_seeds)]
     posteriors, seconds = [p for p, _ in runs], [s for _, s in runs]
-    first, row = posteriors[0], _row(bench, posteriors)
-    shown = {"method": NAME, "estimate": "ensemble", "label": LABEL}
-    test_x, test_y = bench.scored["test"]
+    first, scored = posteriors[0], bench.scored
+    chosen = first.config["recipe"]
+    settings = {
+        "step_size": chosen["step_size"],
+        "prior_scale": None if chosen["prior_scale"] is None else chosen["prior_scale"]["value"],
+        "batch_size": first.config["batch_size"],
+        "steps": first.config["steps"],
+        "chains": len(first.healthy),
+        "draws": first.draws,
+    }
+    said = {
+        name: torch.stack([p.predict(x).mean for p in posteriors])
+        for name, (x, _) in scored.items()
+    }
     return {
-        "rows": [shown | row | {"seconds": summary(seconds)}],
-        "curve": {
-            "method": NAME, "label": LABEL, "step": first.trace[:, 0].tolist(),
-            "loss": finite(first.trace[:, 1:].mean(1)),
-        },
-        "reliability": shown | reliability(first.predict(test_x).mean, test_y),
+        "rows": [
+            row(
+                NAME, "ensemble", LABEL, said.__getitem__, scored, settings=settings,
+                seconds=seconds,
+                note="calibrated on held-out training images; the time is that of the whole call",
+            )
+        ],
+        "curve": curve(NAME, LABEL, first.trace[:, 0].tolist(), first.trace[:, 1:]),
+        "reliability": diagram(NAME, "ensemble", LABEL, said["test"][0], scored["test"][1]),
     }  # fmt: skip
 
 
@@ -52,24 +65,3 @@ def _run(bench: Bench, seed: int) -> tuple[Posterior, float]:
     if bench.device.type == "cuda":
         torch.cuda.synchronize(bench.device)
     return found, time.monotonic() - began
-
-
-def _row(bench: Bench, posteriors: list[Posterior]) -> dict[str, Any]:
-    """Scores of all seeds' predictions, and what the first of them was run with."""
-    chosen = posteriors[0].config["recipe"]
-    scale = chosen["prior_scale"]
-    row: dict[str, Any] = {
-        "group": "extra",
-        "note": "calibrated on held-out training images; the time is that of the whole call",
-        "settings": {
-            "step_size": chosen["step_size"],
-            "prior_scale": None if scale is None else scale["value"],
-            "batch_size": posteriors[0].config["batch_size"],
-            "steps": posteriors[0].config["steps"],
-            "chains": len(posteriors[0].healthy),
-            "draws": posteriors[0].draws,
-        },
-    }
-    for name, (x, y) in bench.scored.items():
-        row[name] = score(torch.stack([p.predict(x).mean for p in posteriors]), y)
-    return row

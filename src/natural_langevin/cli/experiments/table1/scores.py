@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,6 @@ from torch import Tensor
 
 from natural_langevin import metrics
 from natural_langevin.tabular.scoring import reliability
-
-__all__ = ["finite", "reliability", "score", "sizes_up_to", "summary", "uncertain_inputs"]
 
 Summary = dict[str, Any]
 
@@ -34,6 +32,42 @@ def score(probabilities: Tensor, y: Tensor) -> dict[str, Summary]:
         columns["brier"].append(metrics.brier(p, y))
         columns["ece"].append(metrics.expected_calibration_error(p, y))
     return {name: summary(values) for name, values in columns.items()}
+
+
+def row(
+    method: str,
+    estimate: str,
+    label: str,
+    predict: Callable[[str], Tensor],
+    scored: dict[str, tuple[Tensor, Tensor]],
+    *,
+    settings: dict[str, Any],
+    seconds: Sequence[float],
+    paper: bool = False,
+    note: str | None = None,
+) -> dict[str, Any]:
+    """A row of the table. ``predict``: class probabilities (predictor, n, classes) on a scored set,
+    by its name."""
+    return {
+        "method": method,
+        "estimate": estimate,
+        "label": label,
+        "group": "paper" if paper else "extra",
+        "note": note,
+        "settings": settings,
+        "seconds": summary(seconds),
+        **{name: score(predict(name), y) for name, (_, y) in scored.items()},
+    }
+
+
+def curve(method: str, label: str, steps: list[int], losses: Tensor) -> dict[str, Any]:
+    """The mean training loss (look, network) along the steps."""
+    return {"method": method, "label": label, "step": steps, "loss": finite(losses.mean(1))}
+
+
+def diagram(method: str, estimate: str, label: str, p: Tensor, y: Tensor) -> dict[str, Any]:
+    """A reliability diagram of probabilities (n, classes)."""
+    return {"method": method, "estimate": estimate, "label": label, **reliability(p, y)}
 
 
 def sizes_up_to(count: int) -> list[int]:

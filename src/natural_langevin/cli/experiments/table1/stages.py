@@ -20,11 +20,11 @@ from natural_langevin import likelihoods, metrics, models, priors, schedules
 from natural_langevin._internal.chains import Params
 from natural_langevin.cli.experiments.table1.protocol import Method, Preset
 from natural_langevin.cli.experiments.table1.scores import (
+    curve,
+    diagram,
     finite,
-    reliability,
-    score,
+    row,
     sizes_up_to,
-    summary,
     uncertain_inputs,
 )
 from natural_langevin.cli.experiments.table1.training import (
@@ -226,8 +226,8 @@ def first_to_survive(
             where = f"step size {chosen['step_size']:g}"
             passed_over.append(f"{error} networks diverged at {where}, the next best is used")
             continue
-        for row in result["rows"]:
-            row["note"] = "; ".join([*filter(None, [row["note"]]), *passed_over]) or None
+        for one in result["rows"]:
+            one["note"] = "; ".join([*filter(None, [one["note"]]), *passed_over]) or None
         return result
     raise StageError(f"{label}: {'; '.join(passed_over)}")
 
@@ -261,19 +261,24 @@ def _final(bench: Bench, method: Method, chosen: dict[str, Any], rank: int) -> R
     }
     mean = {name: m[singles] for name, m in outcome.state.mean.items()}
     seconds = outcome.seconds / chains
+    prefix = {"ensemble": "Ensemble", "mean": "PostMean", "pooled": f"{group} pooled chains"}
     rows = [
-        _row(method, estimate, predict, scored, settings, seconds, group)
+        row(
+            method.name, estimate, f"{prefix[estimate]}, {method.label}", predict, scored,
+            settings=settings, note=method.note,
+            seconds=[seconds * (group if estimate == "pooled" else 1)],
+            paper=method.in_paper and estimate != "pooled",
+        )
         for estimate, predict in _estimates(ensemble, mean, scored, group).items()
-    ]
+    ]  # fmt: skip
     test, probes = ensemble.mean("test"), ensemble.probes[:, singles]
     result: Result = {
         "rows": rows,
         "seconds_per_update": seconds / preset.steps,
-        "curve": _curve(method, outcome, singles),
-        "reliability": {
-            "method": method.name, "estimate": "ensemble", "label": method.label,
-            **reliability(test[0], scored["test"][1]),
-        },
+        "curve": curve(method.name, method.label, outcome.steps, outcome.losses[:, singles]),
+        "reliability": diagram(
+            method.name, "ensemble", method.label, test[0], scored["test"][1]
+        ),
         "ensemble_size": _by_size(method, ensemble, singles),
         "probes": probes.tolist() if method.in_paper else None,
     }  # fmt: skip
@@ -324,39 +329,6 @@ def _train(
         stop_if_diverged=stop_if_diverged, **bench.training(stage, rank),
     )  # fmt: skip
     return ensemble, outcome
-
-
-def _row(
-    method: Method,
-    estimate: str,
-    predict: Callable[[str], Tensor],
-    scored: dict[str, tuple[Tensor, Tensor]],
-    settings: dict[str, Any],
-    seconds: float,
-    group: int,
-) -> Result:
-    prefix = {"ensemble": "Ensemble", "mean": "PostMean", "pooled": f"{group} pooled chains"}
-    row: Result = {
-        "method": method.name,
-        "estimate": estimate,
-        "label": f"{prefix[estimate]}, {method.label}",
-        "group": "paper" if method.in_paper and estimate != "pooled" else "extra",
-        "note": method.note,
-        "settings": settings,
-        "seconds": summary([seconds * (group if estimate == "pooled" else 1)]),
-    }
-    for name, (_, y) in scored.items():
-        row[name] = score(predict(name), y)
-    return row
-
-
-def _curve(method: Method, outcome: Outcome, singles: slice) -> Result:
-    return {
-        "method": method.name,
-        "label": method.label,
-        "step": outcome.steps,
-        "loss": finite(outcome.losses[:, singles].mean(1)),
-    }
 
 
 def _by_size(method: Method, ensemble: Ensemble, singles: slice) -> Result:

@@ -22,13 +22,13 @@ from torch.func import functional_call, vmap
 
 from natural_langevin._internal.chains import Params
 from natural_langevin._internal.provenance import versions
-from natural_langevin._internal.trees import copy_tree_
 from natural_langevin.dynamics.base import Info, State
 from natural_langevin.execution.engine import Engine
+from natural_langevin.execution.stepping import overwrite
 from natural_langevin.run import loop
 from natural_langevin.run.checkpoint import RunCheckpoint
-from natural_langevin.run.collector import LossTrace
-from natural_langevin.run.loop import RunPlan
+from natural_langevin.run.collector import Collector, LossTrace
+from natural_langevin.run.loop import RunPlan, Stepper
 
 #: Inputs on which every single draw is remembered, for the effective sample size.
 PROBES = 50
@@ -126,7 +126,7 @@ class Outcome(NamedTuple):
     seconds: float
 
 
-class TimedEngine:
+class TimedEngine(Stepper):
     """An engine whose ``clock`` holds seconds and the updates they were spent on."""
 
     def __init__(self, engine: Engine) -> None:
@@ -136,15 +136,12 @@ class TimedEngine:
 
     @property
     def arithmetic(self) -> str:
-        """The engine's."""
         return self._engine.arithmetic
 
     def prepare(self, state: State) -> None:
-        """Decides which way steps are run."""
         self._engine.prepare(state)
 
     def run(self, state: State, start: int, count: int) -> tuple[State, Info]:
-        """``count`` updates, with their time added to the clock."""
         self._engine.notify = self.notify
         started = time.monotonic()
         state, info = self._engine.run(state, start, count)
@@ -156,7 +153,7 @@ class TimedEngine:
         return state, info
 
 
-class StageCollector:
+class StageCollector(Collector):
     """Collects the losses, and adds the kept iterates' predictions to an ensemble, if any."""
 
     def __init__(
@@ -167,11 +164,9 @@ class StageCollector:
 
     @property
     def kept(self) -> int:
-        """How many iterates are in the ensemble so far."""
         return 0 if self._ensemble is None else int(self._ensemble.kept)
 
     def tree(self) -> dict[str, Any]:
-        """Everything a checkpoint must hold."""
         return {
             "ensemble": {} if self._ensemble is None else self._ensemble.state(),
             "trace": self.trace.values,
@@ -180,13 +175,11 @@ class StageCollector:
         }
 
     def begin(self, found: dict[str, Any] | None) -> None:
-        """Starts anew, or where the checkpoint's tree ``found`` left off."""
         if found is not None:
-            copy_tree_(self.tree(), found)
+            overwrite(self.tree(), found)
             self.trace.count = int(found["looks"])
 
     def keep(self, state: State) -> None:
-        """Scores the networks of all chains."""
         if self._ensemble is not None:
             self._ensemble.add(state.params)
 

@@ -112,21 +112,14 @@ def stream(origin: Tensor, step: Tensor | int) -> Tensor:
         kernels = _kernels(origin)
         if kernels is not None:
             return kernels.stream(origin.contiguous(), step)
+    if isinstance(step, int) and origin.ndim == 1 and _has_memory(origin):
+        # Twenty operations on a few numbers, in a fifth of torch's time.
+        n = origin.numpy().view(np.uint64) + np.uint64((step + 1) * _GOLDEN % (1 << 64))
+        n = (n ^ (n >> np.uint64(30))) * np.uint64(_M1 % (1 << 64))
+        n = (n ^ (n >> np.uint64(27))) * np.uint64(_M2 % (1 << 64))
+        return torch.from_numpy((n ^ (n >> np.uint64(31))).view(np.int32).reshape(-1, 2))
     z = _mix64(origin + (torch.as_tensor(step, device=origin.device) + 1) * _GOLDEN)
     return z.view(torch.int32).unflatten(-1, (-1, 2))
-
-
-def stream_on_host(origin: Tensor, step: int) -> Tensor:
-    """The same on a CPU, in a fifth of the time of twenty operations on a few numbers.
-
-    >>> at = origin(0, NOISE, torch.arange(3))
-    >>> torch.equal(stream_on_host(at, 7), stream(at, 7))
-    True
-    """
-    z = origin.numpy().view(np.uint64) + np.uint64((step + 1) * _GOLDEN % (1 << 64))
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(_M1 % (1 << 64))
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(_M2 % (1 << 64))
-    return torch.from_numpy((z ^ (z >> np.uint64(31))).view(np.int32).reshape(-1, 2))
 
 
 def bits(key: Tensor, count: int, *, start: int = 0) -> Tensor:

@@ -15,7 +15,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from natural_langevin import random
 from natural_langevin._internal.chains import Units
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics, kernels_of
@@ -28,8 +27,9 @@ from natural_langevin.execution.kernels.layer import (
     LayerInputs,
     LayerState,
 )
-from natural_langevin.execution.kernels.step import HostInputs, layer_task, step_numbers
+from natural_langevin.execution.kernels.step import DrawnInputs, layer_task
 from natural_langevin.optim.vector import VECTOR, Vector
+from natural_langevin.preconditioners import Metric
 from natural_langevin.statistics import Evaluation
 
 
@@ -38,7 +38,7 @@ class KernelStep:
 
     def __init__(self, backend: Backend, tasks: list[LayerTask], vector: Vector) -> None:
         self._backend, self._tasks, self._vector = backend, tasks, vector
-        self._on_host = HostInputs()
+        self._drawn = DrawnInputs()
         self._known: tuple[list[int], dict[str, Tensor], list[LayerState]] = [], {}, []
 
     @property
@@ -97,11 +97,8 @@ class KernelStep:
         """One step over ``params`` and ``state``, whose ``evaluation`` is by name; ``calls``, by
         weight, stand for the statistics of their layers."""
         goes_on = torch.ones_like(rates.step_size) if keep is None else keep
-        if not graphs.has_graphs(self._vector.device):
-            drawn = self._on_host(dynamics, rates, num_data, goes_on, int(state.step))
-        else:
-            keys = random.stream(dynamics.noise, state.step).contiguous()
-            drawn = step_numbers(dynamics, rates, num_data, goes_on), keys
+        at = state.step if graphs.has_graphs(self._vector.device) else int(state.step)
+        drawn = self._drawn(dynamics, rates, num_data, goes_on, at)
         inputs = LayerInputs(*drawn, rates.kind.adapts, dynamics.fresh(rates.kind))
         theta, states = self._places(params, state)
         for task, own in zip(self._tasks, states, strict=True):
@@ -115,36 +112,19 @@ class KernelStep:
     ) -> tuple[dict[str, Tensor], list[LayerState]]:
         """The parameters, and every task's part of the state, with a chain axis; made anew where
         something lies elsewhere."""
-        vectors = {"mean": state.mean[VECTOR]}
-        vectors |= {field: tree[VECTOR] for field, tree in state.metric.items()}
-        momentum = getattr(state.own, "momentum", {})
-        if momentum:
-            vectors["momentum"] = momentum[VECTOR]
-        key = [t.data_ptr() for t in (*params, *vectors.values())]
+        vectors = [tree[VECTOR] for tree in (state.mean, *state.metric.values(), *state.own)]
+        key = [t.data_ptr() for t in (*params, *vectors)]
         if key != self._known[0]:
             theta = {k: p[None] for k, p in zip(self._vector.names, params, strict=True)}
-            parts = {field: self._vector.named(vector) for field, vector in vectors.items()}
-            self._known = key, theta, [_state(task, theta, parts) for task in self._tasks]
+            metric: Metric = {f: self._vector.named(v[VECTOR]) for f, v in state.metric.items()}
+            if "cross" in metric:
+                pairs = [task.parameters for task in self._tasks if task.has_bias]
+                metric["cross"] = {b: {w: metric["cross"][w]} for w, b in pairs}
+            own = type(state.own)(*(self._vector.named(v[VECTOR]) for v in state.own))
+            mean = self._vector.named(state.mean[VECTOR])
+            named = state._replace(params=theta, mean=mean, metric=metric, own=own)
+            self._known = key, theta, [task.state(named) for task in self._tasks]
         return self._known[1:]
-
-
-def _state(
-    task: LayerTask, theta: dict[str, Tensor], parts: dict[str, dict[str, Tensor]]
-) -> LayerState:
-    weight, bias = task.parameters[0], task.parameters[-1] if task.has_bias else ""
-    second = parts.get("second", parts.get("square", {}))
-    momentum = parts.get("momentum", {})
-    return LayerState(
-        weight=theta[weight],
-        weight_mean=parts["mean"][weight],
-        weight_second=second.get(weight),
-        cross=parts["cross"][weight] if task.has_bias and "cross" in parts else None,
-        bias=theta.get(bias),
-        bias_mean=parts["mean"].get(bias),
-        bias_second=second.get(bias),
-        momentum=momentum.get(weight),
-        bias_momentum=momentum.get(bias),
-    )
 
 
 def _pairs(params: Mapping[str, Tensor], units: Units) -> list[tuple[str, ...]] | None:

@@ -133,7 +133,11 @@ class RunCheckpoint:
         return parts
 
     def _what_is_left(self) -> str:
-        return left_after_failure(bool(self._there()))
+        if self._there():
+            return (
+                "The previous checkpoint is intact: run the same command again to continue from it"
+            )
+        return "There is no previous checkpoint: the run will start from the beginning"
 
     def _there(self) -> list[str]:
         return [name for name in (NEWEST, PREVIOUS) if (self._folder / name).exists()]
@@ -161,12 +165,15 @@ class RunCheckpoint:
                 raise OtherRunError(problem.removeprefix(_OTHER_RUN))
             if name == names[-1]:
                 raise CheckpointError(problem)
-            log_fallback(self._folder / name, problem)
+            log.warning(
+                "%s cannot be used (%s): continuing from the previous checkpoint",
+                self._folder / name, problem,
+            )  # fmt: skip
         return None
 
     def _read(self, path: Path, like: Any) -> Any:
         """A tree of the same names, shapes and dtypes as ``like``, on its devices."""
-        there = read_config(path), read_field(path, "made_by")
+        there = read_field(path, "config"), read_field(path, "made_by")
         check_checkpoint_of(self._folder, there, (self._config, self._made_by))
         parts = self._parts(like)
         self._check_files(path, parts)
@@ -202,23 +209,6 @@ class RunCheckpoint:
 def _is_file(name: str, leaf: Tensor) -> bool:
     """Whether this stands for samples in a file rather than for the samples of a parameter."""
     return name.startswith(_SAMPLES) and not leaf.is_floating_point()
-
-
-def left_after_failure(checkpoint: bool) -> str:
-    """What remains after a checkpoint could not be written."""
-    if checkpoint:
-        return "The previous checkpoint is intact: run the same command again to continue from it"
-    return "There is no previous checkpoint: the run will start from the beginning"
-
-
-def log_fallback(path: Path, problem: str) -> None:
-    """Logs that a damaged checkpoint is skipped."""
-    log.warning("%s cannot be used (%s): continuing from the previous checkpoint", path, problem)
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """Which run a checkpoint is of."""
-    return read_field(path, "config")
 
 
 def read_field(path: Path, name: str) -> dict[str, Any]:
@@ -283,5 +273,5 @@ def config_in(folder: str | os.PathLike[str] | None) -> dict[str, Any]:
         return {}
     for name in (NEWEST, PREVIOUS):
         with contextlib.suppress(OSError, StorageError):
-            return read_config(Path(folder) / name)
+            return read_field(Path(folder) / name, "config")
     return {}

@@ -62,7 +62,7 @@ class FusedStep:
     ) -> None:
         """``traces``: replays the passes, where nothing is deferred."""
         self.tasks, self.backend, self._compiles = tasks, backend, compile is not None
-        self._traces, self._on_host = traces, HostInputs()
+        self._traces, self._drawn = traces, DrawnInputs()
         self._compile = compile or (lambda function: function)
         self._deferred = tuple(task.name for task in tasks if not task.given)
         self._apart = {name for task in tasks for name in task.parameters}
@@ -138,11 +138,8 @@ class FusedStep:
             found = self._traces((kind.adapts, shapes), passes, inputs)
         loss, gradient, statistics, likelihood, handed = found
         keep = still_running(state, loss)
-        if self._traces is None:
-            numbers = step_numbers(dynamics, rates, num_data, keep)
-            keys = random.stream(dynamics.noise, state.step).contiguous()
-        else:
-            numbers, keys = self._on_host(dynamics, rates, num_data, keep, int(state.step))
+        at = state.step if self._traces is None else int(state.step)
+        numbers, keys = self._drawn(dynamics, rates, num_data, keep, at)
         deferred = {name: DeferredCall(*call) for name, call in handed.items()}
         size = batch[0].shape[1 if chain_axis else 0]
         evaluation = Evaluation(
@@ -244,9 +241,10 @@ def step_numbers(
     )  # fmt: skip
 
 
-class HostInputs:
-    """``step_numbers`` and noise keys on a CPU, where an operation takes longer than its few
-    numbers: what a step has in common with the one before is kept. The next call writes over it."""
+class DrawnInputs:
+    """``step_numbers`` and noise keys. Of an int ``step``, on a CPU, where an operation takes
+    longer than its few numbers, what it has in common with the one before is kept, and the next
+    call writes over it."""
 
     def __init__(self) -> None:
         self._known: Any = None
@@ -258,8 +256,11 @@ class HostInputs:
         rates: Rates,
         num_data: float | Tensor,
         keep: Tensor,
-        step: int,
+        step: int | Tensor,
     ) -> tuple[Tensor, Tensor]:
+        keys = random.stream(dynamics.noise, step).contiguous()
+        if isinstance(step, Tensor):
+            return step_numbers(dynamics, rates, num_data, keep), keys
         tau = dynamics.temperature.tolist()
         known = dynamics, rates.step_size.tolist(), tau, float(num_data), rates.kind.explores
         if known != self._known:
@@ -269,7 +270,7 @@ class HostInputs:
             numbers = self._numbers.numpy()
             numbers[:, 2], numbers[:, 3] = float(rates.decay), float(rates.mean)
             numbers[:, 5] = keep.numpy()
-        return self._numbers, random.stream_on_host(dynamics.noise, step)
+        return self._numbers, keys
 
 
 def plan(

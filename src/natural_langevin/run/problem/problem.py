@@ -9,6 +9,7 @@ How chains move is in ``Motion``, for how long in ``recipe``. Transforms (``stan
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -95,7 +96,9 @@ class Problem:
 
     def on(self, data: object) -> Problem:
         """The same problem with these data."""
-        return dataclasses.replace(self, data=in_tensors(self.signature, data))
+        if not isinstance(data, ORDERED):
+            data = self.signature.split(data.tensors if isinstance(data, TensorDataset) else data)
+        return dataclasses.replace(self, data=data)
 
     def moves_as(self, other: Problem) -> bool:
         """Whether chains of the other problem move as those of this one, on whatever data."""
@@ -166,7 +169,26 @@ class Problem:
     def rows(self) -> tuple[Tensor, Tensor, float]:
         """Rows in memory to choose by, x and y, and N. A DataLoader lends the first of its batches,
         those of its first one's shape."""
-        return rows_of(self.given_data, self.num_data, self.signature)
+        data, known = self.given_data, self.num_data
+        if isinstance(data, Subsets):
+            return data.x, data.y, known or data.rows.shape[1]
+        if isinstance(data, SymmetricSweeps):
+            return data.x, data.y, known or len(data.x)
+        if not isinstance(data, DataLoader | SharedBatches):
+            return *data, known or len(data[0])
+        pairs: list[Batch] = []
+        loader = data if isinstance(data, DataLoader) else data.loader
+        for item in loader:
+            pair = self.signature.split(item)
+            if pairs and pair[0].shape[1:] != pairs[0][0].shape[1:]:
+                continue
+            pairs.append(pair)
+            if sum(len(x) for x, _ in pairs) >= LOADER_ROWS:
+                break
+        x, y = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        with contextlib.suppress(TypeError):
+            known = known or len(loader.dataset)  # type: ignore[arg-type]
+        return x, y, float(known or len(x))
 
     def stream(self, batch_size: int) -> Stream:
         """The data as minibatches of the chains here."""
@@ -244,38 +266,3 @@ def like_chains(temperature: Tensor, power: Tensor | None, prior: Mapping[str, P
     own = [tuple(r[chain].tobytes() for r in rows) for chain in range(len(temperature))]
     first = {settings: chain for chain, settings in reversed(list(enumerate(own)))}
     return [first[settings] for settings in own]
-
-
-def in_tensors(signature: Signature, data: object) -> Data:
-    """Data in memory as (x, y); those that come in batches as they are."""
-    if isinstance(data, ORDERED):
-        return data
-    return signature.split(data.tensors if isinstance(data, TensorDataset) else data)
-
-
-def rows_of(
-    data: object, num_data: float | None, signature: Signature
-) -> tuple[Tensor, Tensor, float]:
-    """See ``Problem.rows``."""
-    if isinstance(data, Subsets):
-        return data.x, data.y, num_data or data.rows.shape[1]
-    if isinstance(data, DataLoader | SharedBatches):
-        pairs: list[Batch] = []
-        loader = data if isinstance(data, DataLoader) else data.loader
-        for item in loader:
-            pair = signature.split(item)
-            if pairs and pair[0].shape[1:] != pairs[0][0].shape[1:]:
-                continue
-            pairs.append(pair)
-            if sum(len(x) for x, _ in pairs) >= LOADER_ROWS:
-                break
-        x, y = (torch.cat(parts) for parts in zip(*pairs, strict=True))
-        try:
-            known = len(loader.dataset)  # type: ignore[arg-type]
-        except TypeError:
-            known = len(x)
-        return x, y, float(num_data or known)
-    if isinstance(data, SymmetricSweeps):
-        return data.x, data.y, num_data or len(data.x)
-    x, y = signature.split(data.tensors if isinstance(data, TensorDataset) else data)
-    return x, y, num_data or len(x)

@@ -116,8 +116,8 @@ def check_training(
     control_variates: Any,
     dynamics: Integrator,
     likelihood: Likelihood,
-) -> dict[str, Any]:
-    """The settings of the gradient that are not left at their defaults, in words."""
+) -> None:
+    """The settings of how the gradient is computed."""
     if microbatch is not None:
         if whole_number("microbatch", microbatch) < 1:
             raise ValueError(f"microbatch must be a positive integer or None, got {microbatch!r}")
@@ -137,11 +137,6 @@ def check_training(
     ):
         raise ValueError(f"clip must be a positive number or None, got {clip!r}")
     _check_anchors(control_variates, clip, dynamics, likelihood)
-    settings = {
-        "microbatch": microbatch, "autocast": autocast and str(autocast), "clip": clip,
-        "control_variates": control_variates,
-    }  # fmt: skip
-    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _check_anchors(every: Any, clip: Any, dynamics: Integrator, likelihood: Likelihood) -> None:

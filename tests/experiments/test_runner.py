@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -161,7 +161,7 @@ def forking(out: Path):
     script = out.with_name("script.py")
     script.write_text(SCRIPT.replace("TESTS", repr(str(Path(__file__).parents[1]))))
     server = warm.start(
-        [script, out, json.dumps(TOY.describe())], stdin=commands, stdout=answers, stderr=2
+        [script, out, json.dumps(asdict(TOY))], stdin=commands, stdout=answers, stderr=2
     )
     for theirs in (commands, answers):
         os.close(theirs)

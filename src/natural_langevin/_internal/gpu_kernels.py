@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin._internal import gpu_build
+from natural_langevin._internal.messages import first_line
 
 Trial = tuple[Any, Sequence[Tensor], Sequence[Tensor]]
 _ALLOWED = [True]
@@ -67,7 +68,7 @@ def tried(device: torch.device, what: str, trial: Callable[[], Trial]) -> Any:
             return kernels
         reason = "they disagree with plain operations"
     except Exception as error:  # no Triton, or a driver that it cannot work with
-        reason = str(error).split("\n")[0]
+        reason = first_line(error)
     logging.getLogger("natural_langevin").warning("no Triton %s (%s)", what, reason)
     return None
 

@@ -42,6 +42,11 @@ def bounded(text: str, limit: int = LONGEST) -> str:
     return f"{text[: kept - kept // 3]}{middle}{text[len(text) - kept // 3 :]}"
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, or its kind where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def _controls(character: str) -> bool:
     if character in "\n\t":
         return False

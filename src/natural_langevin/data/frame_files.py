@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from natural_langevin._internal.extras import needing
+from natural_langevin._internal.messages import first_line
 from natural_langevin.data.errors import DataError
 from natural_langevin.data.opening import open_binary
 from natural_langevin.data.table import Table, compact, from_frame, need_pandas
@@ -88,7 +89,6 @@ def _readable(label: str, kind: str) -> Iterator[None]:
     except (DataError, MemoryError):
         raise
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(
-            f"{label} cannot be read as {kind} ({reason}): save it again, or as CSV"
+            f"{label} cannot be read as {kind} ({first_line(error)}): save it again, or as CSV"
         ) from None

@@ -18,6 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from natural_langevin._internal.chains import Batch
+from natural_langevin._internal.messages import first_line
 from natural_langevin.dynamics.base import Dynamics, Info, State
 from natural_langevin.dynamics.rates import Kind
 from natural_langevin.execution.stepping import InPlaceStep, StepData, overwrite, step_in_place
@@ -84,7 +85,7 @@ class Attempt:
         except Exception as error:  # batches of ever new shapes: torch compiles only so many
             if batch is None or not type(error).__module__.startswith("torch._dynamo"):
                 raise
-            log.warning("compiling gave up (%s); running eagerly from here", _first_line(error))
+            log.warning("compiling gave up (%s); running eagerly from here", first_line(error))
             self.step = step_in_place
             return self.step(dynamics, data, state, batch, kind)
 
@@ -97,7 +98,7 @@ class Attempt:
         try:
             info = self.step(dynamics, data, state, batch, kind)
         except Exception as error:  # no compiler on this machine, or a network it cannot take
-            log.warning("compiling failed (%s); running eagerly", _first_line(error))
+            log.warning("compiling failed (%s); running eagerly", first_line(error))
             self.step = step_in_place
             overwrite(state, before)
             return self.step(dynamics, data, state, batch, kind)
@@ -106,10 +107,6 @@ class Attempt:
         log.info(took)
         self._say(took)
         return info
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _same_kernels() -> dict[str, Any]:

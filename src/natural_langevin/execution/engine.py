@@ -22,6 +22,7 @@ import torch
 
 from natural_langevin._internal.chains import Batch
 from natural_langevin._internal.gpu_kernels import plain
+from natural_langevin._internal.messages import first_line
 from natural_langevin.data.streams import InMemory, Stream
 from natural_langevin.dynamics.base import Dynamics, Info, State
 from natural_langevin.dynamics.frame import LangevinDynamics
@@ -317,7 +318,7 @@ class Engine:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            return str(error).split("\n")[0] or type(error).__name__
+            return first_line(error)
         return f"they disagree on {wrong}" if wrong else ""
 
     def _compiled_step(self, state: State) -> InPlaceStep:

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from natural_langevin._internal.chains import Batch
+from natural_langevin._internal.messages import first_line
 from natural_langevin.dynamics.base import Dynamics, Info, State
 from natural_langevin.dynamics.rates import Kind
 from natural_langevin.execution.stepping import InPlaceStep, StepData, overwrite
@@ -119,8 +120,7 @@ class GraphedStep:
                 with _recording(graph, self._pool):
                     info = self._step(dynamics, data, state, static, kind)
         except Exception as error:  # something in the network waits for the host
-            first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            log.warning("no CUDA graph (%s); launching kernels one by one", first_line)
+            log.warning("no CUDA graph (%s); launching kernels one by one", first_line(error))
             self._failed = True
             torch.cuda.synchronize()
             return self._step(dynamics, data, state, batch, kind)
@@ -169,8 +169,7 @@ class RecordedFunction:
         try:
             replay, result = record(lambda: function(*static), inputs[0].device)
         except Exception as error:  # something waits for the host
-            first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            log.warning("no CUDA graph of %s (%s)", self._what, first_line)
+            log.warning("no CUDA graph of %s (%s)", self._what, first_line(error))
             torch.cuda.synchronize()
             self._calls = NEVER
             return function(*inputs)

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin import random
 from natural_langevin._internal.chains import Params, Units
+from natural_langevin._internal.messages import first_line
 from natural_langevin.dynamics.base import State, note_diverged, select
 from natural_langevin.dynamics.frame import Integrator, LangevinDynamics
 from natural_langevin.dynamics.rates import Rates
@@ -364,7 +365,7 @@ class VectorUpdate:
         except torch.OutOfMemoryError:  # two more states: too large a run to be looked at twice
             return kernels
         except Exception as error:
-            reason = str(error).split("\n")[0] or type(error).__name__
+            reason = first_line(error)
         if not reason:
             return kernels
         log.warning("no kernels for the optimizer's step (%s): using torch operations", reason)

@@ -374,5 +374,14 @@ def phases(times: pd.Series) -> dict[str, pd.Series]:
     return found
 
 
+def mean_and_scale(values: np.ndarray) -> tuple[float, float] | None:
+    """None where they do not vary. Divided by the largest first, so that squares neither overflow
+    nor vanish."""
+    largest = float(np.abs(values).max()) or 1.0
+    small = values / largest
+    mean, scale = float(small.mean()) * largest, float(small.std()) * largest
+    return (mean, scale) if scale > 0 else None
+
+
 def _by_level(cells: pd.Series, function: Any) -> pd.Series:
     return cells.map({level: function(level) for level in cells.cat.categories}).astype(object)

@@ -15,7 +15,7 @@ from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.tabular.columns import Category, Number
 from natural_langevin.tabular.features import Features
 from natural_langevin.tabular.run import FORMAT
-from natural_langevin.tabular.scoring import Predictor, scorer
+from natural_langevin.tabular.scoring import Predictor, of_slice, scorer
 from natural_langevin.tabular.sureness import warnings
 from natural_langevin.tabular.target import Target
 
@@ -136,16 +136,10 @@ class ColumnSlices:
         self._sums += inside.T @ torch.stack(columns, 1)
 
     def result(self) -> list[dict[str, Any]]:
-        """Every slice that has rows: its name, ``rows``, and of these the ``share`` that was hit
-        beside what was ``said``, with the standard deviation that chance gives the share."""
-        found = []
-        for (name, *_), (rows, hit, said, variance) in zip(
-            self._slices, self._sums.tolist(), strict=True
-        ):
-            if rows and said == said:  # a predictor that ran away says NaN
-                spread = max(0.0, variance) ** 0.5 / rows
-                found.append(
-                    {"name": name, "rows": int(rows), "said": said / rows, "share": hit / rows,
-                     "spread": spread}
-                )  # fmt: skip
-        return found
+        """Every slice that has rows (``of_slice``); a predictor that ran away says NaN."""
+        every = zip(self._slices, self._sums.tolist(), strict=True)
+        return [
+            of_slice(name, int(rows), *sums)
+            for (name, *_), (rows, *sums) in every
+            if rows and not math.isnan(sums[1])
+        ]

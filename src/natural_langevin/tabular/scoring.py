@@ -113,15 +113,8 @@ def _class_slices(p: Tensor, y: Tensor, names: tuple[str, ...]) -> list[dict[str
         own = predicted == k
         if bool(own.any()):
             sure = confidence[own]
-            found.append(
-                {
-                    "name": f"predicted {name}",
-                    "rows": int(own.sum()),
-                    "said": float(sure.mean()),
-                    "share": float((y[own] == k).double().mean()),
-                    "spread": float((sure * (1 - sure)).clamp_min(0).sum().sqrt() / len(sure)),
-                }
-            )
+            hit, variance = (y[own] == k).sum(), (sure * (1 - sure)).sum()
+            found.append(of_slice(f"predicted {name}", len(sure), hit, sure.sum(), variance))
     return found
 
 
@@ -210,19 +203,25 @@ class NumberScores:
         }
 
 
+def of_slice(
+    name: str, rows: int, hit: float | Tensor, said: float | Tensor, variance: float | Tensor
+) -> dict[str, Any]:
+    """Of the ``rows`` of a slice the ``share`` that was hit beside what was ``said``, with the
+    standard deviation that chance gives the share; from sums over these rows."""
+    spread = max(0.0, float(variance)) ** 0.5 / rows
+    share, level = float(hit) / rows, float(said) / rows
+    return {"name": name, "rows": rows, "said": level, "share": share, "spread": spread}
+
+
 def _thirds(mean: Tensor, inside: Tensor, said: Tensor) -> list[dict[str, Any]]:
     """Coverage where it predicts little, something and much."""
     names = ("the lowest third", "the middle third", "the highest third")
     found = []
     for name, rows in zip(names, mean.argsort().tensor_split(3), strict=True):
         if len(rows):
-            level = float(said[rows].mean())
-            spread = math.sqrt(max(0.0, level * (1 - level)) / len(rows))
-            share = float(inside[rows].double().mean())
-            found.append(
-                {"name": f"{name} of predictions", "rows": len(rows), "said": level,
-                 "share": share, "spread": spread}
-            )  # fmt: skip
+            count, level = len(rows), float(said[rows].mean())
+            sums = inside[rows].sum(), count * level, count * level * (1 - level)
+            found.append(of_slice(f"{name} of predictions", count, *sums))
     return found
 
 

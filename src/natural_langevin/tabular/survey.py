@@ -168,7 +168,7 @@ class _Survey:
         missing = self._missing(name, values)
         if not self.standardise:
             return Number(name, 0.0, 1.0, missing, decimal, unit)
-        found = _mean_and_scale(known)
+        found = columns.mean_and_scale(known)
         if found is None:
             self.say(name, "differences below rounding precision: left out")
             return None
@@ -190,7 +190,7 @@ class _Survey:
             if clock and key != "days" and not key.endswith("of day"):
                 continue
             known = values.to_numpy()[values.notna().to_numpy()]
-            found = _mean_and_scale(known) if known.max() - known.min() > 1e-9 else None
+            found = columns.mean_and_scale(known) if known.max() - known.min() > 1e-9 else None
             if found is not None:
                 parts[key] = found
         if not parts:
@@ -288,14 +288,6 @@ class _Survey:
         if other != name:
             self.say(name, f"the same as {other!r} in every row: left out")
         return other != name
-
-
-def _mean_and_scale(values: np.ndarray) -> tuple[float, float] | None:
-    """Divided by the largest first, so that squares neither overflow nor vanish."""
-    largest = float(np.abs(values).max()) or 1.0
-    small = values / largest
-    mean, scale = float(small.mean()) * largest, float(small.std()) * largest
-    return (mean, scale) if scale > 0 else None
 
 
 def _cells(count: int, of: int) -> str:

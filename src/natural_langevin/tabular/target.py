@@ -300,12 +300,10 @@ def fit_target(train: Table, target: Target) -> Target:
         shares = torch.bincount(y, minlength=len(target.classes)) / len(y)
         return Target(**found | {"shares": tuple(shares.tolist())})
     values = y.numpy()[:, 0]
-    largest = float(np.abs(values).max()) or 1.0
-    small = values / largest
-    mean, scale = float(small.mean()) * largest, float(small.std()) * largest
-    if not 0 < scale < np.inf:
+    size = columns.mean_and_scale(values)
+    if size is None or not size[1] < np.inf:
         raise DataError(
             f"the target {target.name!r} is {values[0]:g} in every row: there is nothing to learn; "
             "choose another column (--target)"
         )
-    return Target(**found | {"mean": mean, "scale": scale})
+    return Target(**found | {"mean": size[0], "scale": size[1]})

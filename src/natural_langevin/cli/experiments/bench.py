@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import Langevin, likelihoods, preconditioners, priors
+from natural_langevin._internal.extras import new_figure
 from natural_langevin.cli.experiments.bench_networks import SIGMA, Task, task
 from natural_langevin.cli.experiments.origin import origin
 from natural_langevin.optim import NaturalLangevin
@@ -316,15 +317,11 @@ def table(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
 
 def picture(results: dict[str, Any], path: str | os.PathLike[str]) -> str:
     """Draws the ratios to SGD, and returns the path, or says why there is no picture."""
+    rows = results["rows"]
     try:
-        import matplotlib
+        axis = new_figure(figsize=(7, 0.8 + 0.3 * len(rows))).subplots()
     except ImportError:
         return "no picture: pip install 'natural-langevin[bench]' for matplotlib"
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    rows = results["rows"]
-    figure, axis = plt.subplots(figsize=(7, 0.8 + 0.3 * len(rows)), layout="constrained")
     names = [f"{r['name']}, {r['chains']} chains" if r["chains"] > 1 else r["name"] for r in rows]
     bars = axis.barh(names, [row["ratio"] for row in rows], color="#1b6ca8")
     axis.bar_label(bars, fmt="%.2f", padding=3, fontsize=8)
@@ -333,6 +330,5 @@ def picture(results: dict[str, Any], path: str | os.PathLike[str]) -> str:
     title = f"{results['config']['network']}: time per chain-step ÷ eager SGD"
     axis.set_title(title, fontsize=10, loc="left")
     axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    axis.figure.savefig(path, dpi=150)
     return str(path)

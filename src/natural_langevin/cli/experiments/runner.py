@@ -14,7 +14,7 @@ import multiprocessing
 import shutil
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ def run(request: Request) -> Path:
     preset, dataset = rank_zero_first(
         "loading the data", lambda: _resolve(request), device=request.device
     )
-    config = {"dataset": dataset.name, "precision": request.precision, **preset.describe()}
+    config = {"dataset": dataset.name, "precision": request.precision, **asdict(preset)}
     config = json.loads(json.dumps(config))
     if request.out is None:  # a name of its own for every configuration
         digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]

@@ -18,6 +18,7 @@ from functools import cache
 import torch
 
 from natural_langevin._internal import gpu_build
+from natural_langevin._internal.messages import first_line
 from natural_langevin.execution.kernels.layer import Backend, LayerTask
 from natural_langevin.execution.kernels.native import build
 from natural_langevin.execution.kernels.step import FusedStep, plan
@@ -53,5 +54,5 @@ def _backend(device: torch.device) -> Backend | None:
             cpu_linear.library()
             return Backend("native", cpu_linear.update_, cpu_linear.arrange)
     except Exception as error:  # no Triton, no compiler, or a driver they cannot work with
-        log.warning("no fused kernels (%s): using the general step", str(error).split("\n")[0])
+        log.warning("no fused kernels (%s): using the general step", first_line(error))
     return None

@@ -26,6 +26,7 @@ from natural_langevin.execution.kernels.layer import (
     LayerTask,
 )
 from natural_langevin.execution.kernels.native import build
+from natural_langevin.execution.kernels.native.layout import pointer
 from natural_langevin.statistics import DeferredCall
 
 _Pair = ctypes.c_void_p * 2
@@ -123,11 +124,3 @@ def _rows(count: int) -> tuple[int, int]:
 def pair(weight: Tensor | None, bias: Tensor | None) -> Any:
     """Where the numbers of a weight and of its bias lie."""
     return _Pair(pointer(weight), pointer(bias))
-
-
-def pointer(tensor: Tensor | None) -> int | None:
-    """Where a tensor's numbers lie; NULL for None."""
-    if tensor is None:
-        return None
-    assert tensor.is_contiguous(), "the kernel reads memory as it lies"
-    return tensor.data_ptr()

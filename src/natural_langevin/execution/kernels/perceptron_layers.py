@@ -10,8 +10,9 @@ import torch
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
-from natural_langevin.execution.kernels.native.engine import fixed_tensors, specs_of
+from natural_langevin.execution.kernels.native.engine import specs_of
 from natural_langevin.execution.kernels.native.settings import UnsupportedError, refuse_indirect
+from natural_langevin.execution.kernels.native.trace import other_tensors
 
 
 class PerceptronLayer(NamedTuple):
@@ -41,7 +42,8 @@ def perceptron_layers(
     if stream.x.dtype != torch.float32:
         raise UnsupportedError(f"inputs of {stream.x.dtype}")
     found, width = [], stream.x[0].numel()
-    for spec in specs_of(dynamics, state, fixed_tensors(dynamics, state), stream.example()[0]):
+    fixed = other_tensors(dynamics.gradients.network.model, state.params)
+    for spec in specs_of(dynamics, state, fixed, stream.example()[0]):
         if spec.weight is None or spec.kind != "linear":
             raise UnsupportedError("convolutions and pools")
         names = (spec.weight,) if spec.bias is None else (spec.weight, spec.bias)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from natural_langevin._internal.messages import first_line
 from natural_langevin.data.signature import Signature
 from natural_langevin.run.problem.problem import Problem
 from natural_langevin.statistics import Network, plain_copy
@@ -94,8 +95,7 @@ def split_off(model: nn.Module, signature: Signature, x: Tensor) -> tuple[Back, 
         _compare(model, back, signature, x[:FEW], few)
         parts = [_features(model, layers[0], signature, part) for part in x.split(ROWS)]
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
-        reason = str(error).strip().split("\n")[0]
-        log.info("the frozen part of the network is computed in every step: %s", reason)
+        log.info("the frozen part of the network is computed in every step: %s", first_line(error))
         return None
     return back, torch.cat(parts)
 

@@ -26,7 +26,7 @@ from natural_langevin._internal.chains import Params
 from natural_langevin._internal.threads import FEW_WEIGHTS
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.execution.kernels.layer import KINDS
-from natural_langevin.execution.kernels.native.trace import LayerSpec, trace
+from natural_langevin.execution.kernels.native.trace import LayerSpec, other_tensors, trace
 from natural_langevin.run.problem.problem import Problem
 from natural_langevin.statistics import Network
 
@@ -48,8 +48,7 @@ def reuses(model: nn.Module) -> bool:
 
 def chain_of_layers(network: Network, x: Tensor) -> list[LayerSpec] | None:
     """The layers that an engine on a CPU takes one after the other, for inputs ``x``, or None."""
-    named = {**dict(network.model.named_parameters()), **dict(network.model.named_buffers())}
-    named = {name: tensor.detach() for name, tensor in named.items()}
+    named = other_tensors(network.model, ())
     few = x[:3].to(next(iter(named.values())).device, copy=True)
     return trace(lambda batch: network.call(named, batch), named, few)
 

@@ -7,7 +7,7 @@ Marceau-Caron & Ollivier 2017, "Experiments" and Table 1. Departures are named i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -48,10 +48,6 @@ class Preset:
     default_steps: int | None = None  # of each; None: as many as they choose
     mc_dropout: int = 50
     deviations: tuple[str, ...] = ()
-
-    def describe(self) -> dict[str, Any]:
-        """The settings as plain values, for results.json."""
-        return asdict(self)
 
 
 def fit_to(preset: Preset, train_size: int) -> Preset:

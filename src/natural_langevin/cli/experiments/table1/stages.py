@@ -8,7 +8,7 @@ one chain per seed. Test images are scored once, after every choice has been mad
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,7 @@ class Bench:
         its hyper-parameters."""
         return {
             "checkpoint": self.folder / f"{stage}.{rank}.checkpoint",
-            "config": {"stage": stage, "rank": rank, **self.preset.describe()},
+            "config": {"stage": stage, "rank": rank, **asdict(self.preset)},
             "title": stage,
             "progress": self.progress,
         }

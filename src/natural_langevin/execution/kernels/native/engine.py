@@ -23,9 +23,20 @@ from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.kernels.native import settings
 from natural_langevin.execution.kernels.native.build import DTYPES, library
-from natural_langevin.execution.kernels.native.layout import ACTIVATIONS, METRICS, Layer, Run
+from natural_langevin.execution.kernels.native.layout import (
+    ACTIVATIONS,
+    METRICS,
+    Layer,
+    Run,
+    pointer,
+)
 from natural_langevin.execution.kernels.native.settings import UnsupportedError
-from natural_langevin.execution.kernels.native.trace import LayerSpec, describe, trace
+from natural_langevin.execution.kernels.native.trace import (
+    LayerSpec,
+    describe,
+    other_tensors,
+    trace,
+)
 
 #: A call into the library lasts about so long: between calls Ctrl-C is noticed.
 SECONDS_PER_CALL = 0.2
@@ -63,7 +74,7 @@ class NativeMLP:
         self._check_settings()
         x = stream.example()[0]
         self._row_shape = x.shape[1:]
-        self._fixed = fixed_tensors(dynamics, state)
+        self._fixed = other_tensors(dynamics.gradients.network.model, state.params)
         self.specs = specs_of(dynamics, state, self._fixed, x)
         found = library(self.dtype, places=any(spec.places for spec in self.specs))
         if found is None:
@@ -131,7 +142,7 @@ class NativeMLP:
             needed = self._library.workspace_bytes(ctypes.byref(run), self._layers)
             self._workspace = torch.empty(needed, dtype=torch.uint8)
             run.workspace = self._workspace.data_ptr()
-        if self._addresses != tuple(map(_pointer, self._data)):
+        if self._addresses != tuple(map(pointer, self._data)):
             raise RuntimeError(
                 "the memory of x or y was replaced during the run (resize_, set_ or a storage that "
                 "was freed): give the run a copy, x.clone()"
@@ -268,9 +279,9 @@ class NativeMLP:
         rows = x.detach().reshape(len(x), -1).contiguous()
         found = settings.targets(self.dynamics.gradients.likelihood, y, outputs, self.dtype)
         run.x, run.targets = rows.data_ptr(), 0 if found.values is None else found.values.shape[1]
-        run.classes, run.y, run.offset, run.weight = (_pointer(t) for t in found)
+        run.classes, run.y, run.offset, run.weight = (pointer(t) for t in found)
         self._data = (rows, numbers, *found)  # kept
-        self._addresses = tuple(map(_pointer, self._data))
+        self._addresses = tuple(map(pointer, self._data))
 
     # State ---------------------------------------------------------------------------------------
 
@@ -291,17 +302,17 @@ class NativeMLP:
             for k, name in _tensors(spec):
                 if name in state.params:
                     layer.theta[k] = state.params[name].data_ptr()
-                    layer.mean[k] = _pointer(state.mean.get(name))
-                    layer.second[k] = _pointer(second.get(name))
-                    layer.momentum[k] = _pointer(momentum.get(name))
+                    layer.mean[k] = pointer(state.mean.get(name))
+                    layer.second[k] = pointer(second.get(name))
+                    layer.momentum[k] = pointer(momentum.get(name))
             if spec.bias is not None:
-                layer.cross = _pointer(cross.get(spec.bias, {}).get(spec.weight))
+                layer.cross = pointer(cross.get(spec.bias, {}).get(spec.weight))
             trained = any(name in state.params for _, name in _tensors(spec))
             if trained and METRICS[self._metric] == "unit" and spec.kind != "append":
                 layer.blocks = _block(state, spec).data_ptr()
         self._run.diverged = state.diverged.data_ptr()
         # A Gaussian's "variance" or Student's "squared_scale"; most learn nothing.
-        self._run.learned_variance = _pointer(next(iter(state.likelihood.values()), None))
+        self._run.learned_variance = pointer(next(iter(state.likelihood.values()), None))
         self._bound = state
 
     def _momentum(self, state: State) -> Mapping[str, Tensor]:
@@ -330,13 +341,6 @@ def _block(state: State, spec: LayerSpec) -> Tensor:
     return found
 
 
-def fixed_tensors(dynamics: LangevinDynamics, state: State) -> dict[str, Tensor]:
-    """Frozen parameters and buffers of the network."""
-    model = dynamics.gradients.network.model
-    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: tensor.detach() for name, tensor in named.items() if name not in state.params}
-
-
 def specs_of(
     dynamics: LangevinDynamics, state: State, fixed: Mapping[str, Tensor], x: Tensor
 ) -> list[LayerSpec]:
@@ -351,7 +355,3 @@ def specs_of(
             f"of these: {', '.join(ACTIVATIONS[1:])}"
         )
     return found
-
-
-def _pointer(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()

@@ -19,7 +19,12 @@ from natural_langevin._internal import threads
 from natural_langevin._internal.chains import Params
 from natural_langevin.execution.kernels.native.build import DTYPES, is_at_hand, library_at_hand
 from natural_langevin.execution.kernels.native.layout import Layer, Run
-from natural_langevin.execution.kernels.native.trace import LayerSpec, describe, trace
+from natural_langevin.execution.kernels.native.trace import (
+    LayerSpec,
+    describe,
+    other_tensors,
+    trace,
+)
 
 log = logging.getLogger("natural_langevin")
 
@@ -65,7 +70,7 @@ class NativeOutputs:
         return self._computed(specs, params, x, own).reshape(first.shape[0], one.shape[0], *shape)
 
     def _traced(self, call: Call, params: Params, x: Tensor, own: bool) -> list[LayerSpec] | None:
-        named = self._fixed(params) | {name: p[0] for name, p in params.items()}
+        named = other_tensors(self._model, params) | {name: p[0] for name, p in params.items()}
         some = (x[0] if own else x)[:FEW]
         specs = trace(lambda batch: call(named, batch), named, some.clone())
         return specs if specs is not None and _fit(specs, named, some) else None
@@ -91,14 +96,10 @@ class NativeOutputs:
             shape = wanted.shape[1:]
         return specs, shape
 
-    def _fixed(self, params: Params) -> Params:
-        named = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
-        return {name: tensor.detach() for name, tensor in named.items() if name not in params}
-
     def _computed(self, specs: list[LayerSpec], params: Params, x: Tensor, own: bool) -> Tensor:
         """(network, B, output)."""
         count, batch = len(next(iter(params.values()))), x.shape[1] if own else len(x)
-        named = self._fixed(params) | params
+        named = other_tensors(self._model, params) | params
         run, layers, kept = Run(), (Layer * len(specs))(), [x.detach().contiguous()]
         for layer, spec in zip(layers, specs, strict=True):
             weight = None if spec.weight is None else named[spec.weight]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_double, c_int64, c_void_p
 
+from torch import Tensor
+
 PAIR, POINTERS = c_int64 * 2, c_void_p * 2  # of a weight and its bias
 
 #: Numbers of a tensor's prior, one row per chain.
@@ -25,6 +27,14 @@ LIKELIHOODS = (
     "categorical", "bernoulli", "gaussian", "heteroscedastic", "poisson", "negative_binomial",
     "ordinal", "student_t", "hurdle",
 )  # fmt: skip
+
+
+def pointer(tensor: Tensor | None) -> int | None:
+    """Where a tensor's numbers lie; NULL for None."""
+    if tensor is None:
+        return None
+    assert tensor.is_contiguous(), "the library reads memory as it lies"
+    return tensor.data_ptr()
 
 
 class Layer(ctypes.Structure):

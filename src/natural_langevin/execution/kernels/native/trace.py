@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from natural_langevin.execution.kernels.native.layout import ACTIVATIONS, KINDS, Layer
@@ -132,6 +132,12 @@ class LayerSpec:
         if self.places is not None:
             return self.places.kind
         return "append" if self.weight is None else "linear"
+
+
+def other_tensors(model: nn.Module, params: Container[str]) -> dict[str, Tensor]:
+    """Parameters and buffers of a model that are not among ``params``: frozen ones, mostly."""
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: tensor.detach() for name, tensor in named.items() if name not in params}
 
 
 class _NotAChainError(Exception):

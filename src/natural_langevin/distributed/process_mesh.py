@@ -19,7 +19,7 @@ from natural_langevin._internal.processes import Processes, SingleProcess
 from natural_langevin.distributed.group import Group, GroupError
 from natural_langevin.distributed.join import join, launched
 from natural_langevin.distributed.layout import Layout, chosen, mesh_of, own_chains
-from natural_langevin.posterior.chain_shards import ChainShards
+from natural_langevin.posterior.draws import ChainShards
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.statistics import Part
 

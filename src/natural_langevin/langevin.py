@@ -244,16 +244,6 @@ class Langevin:
         return self.given.step_size
 
     @property
-    def mean_rate(self) -> float | schedules.Schedule | None:
-        """As it was given."""
-        return self.motion.mean_rate
-
-    @property
-    def compile(self) -> bool | str:
-        """As it was given."""
-        return self.motion.compile
-
-    @property
     def device(self) -> torch.device:
         """Where the chains are."""
         return self.problem.device

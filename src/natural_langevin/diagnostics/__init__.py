@@ -4,7 +4,6 @@ Imports data, likelihoods, priors, statistics, preconditioners, dynamics, execut
 posterior and up import it.
 
 * ``function_space``: R-hat, effective sample size, distances between chains
-* ``probes``: inputs around given ones, for the same tests
 * ``kinetic``: effective temperature of a step, noise against drift; minibatch noise
 * ``configurational``: temperature of the samples; the step-size bias indicator
 * ``funnel``: detects a parameter that scales others, with the remedy

@@ -27,6 +27,7 @@ from natural_langevin.dynamics.base import State
 from natural_langevin.execution.engine import Engine
 from natural_langevin.posterior.plan import Descent, OpenEnd, Plan
 from natural_langevin.recipe import (
+    cost,
     open_settings,
     prior_trial,
     run_length,
@@ -38,6 +39,7 @@ from natural_langevin.recipe.settings import Trial
 from natural_langevin.run import descent, ending, run
 from natural_langevin.run.phases import phases
 from natural_langevin.run.problem import starts
+from natural_langevin.run.time_limit import NO_LIMIT
 from short_recipe import SHORT, USUAL, changed
 
 TRIAL, FRICTION = USUAL.prior, USUAL.step_size.friction
@@ -327,10 +329,11 @@ def open_plan(steps: int, most: int) -> Plan:
 def test_a_run_of_open_length_is_made_of_parts() -> None:
     """Of which each is the last unless its chains disagree."""
     steps = lambda plan: [phase.steps for phase in phases(plan)]  # noqa: E731
-    assert steps(open_plan(2700, most=50_000)) == [2000, 6000, 42000]
+    assert steps(open_plan(2700, most=50_000)) == [2000, 6000, 18_000, 24_000]
     assert steps(open_plan(12000, most=50_000)) == [3000, 9000, 38000]
     assert steps(open_plan(12000, most=12_000)) == [3000, 9000]
-    assert steps(open_plan(4900, most=4900)) == [4900]  # too short for parts
+    assert steps(open_plan(4900, most=4900)) == [2000, 2900]
+    assert steps(open_plan(3900, most=3900)) == [3900]  # too short for parts
     assert steps(open_plan(40_000, most=50_000)) == [10_000, 40_000]
     given = dataclasses.replace(open_plan(8000, 8000), end=None, burn_in=10, thin=7)
     assert given.lengths() == [(8000, 10, 7)]
@@ -356,12 +359,12 @@ def test_a_part_that_lacks_draws_goes_on() -> None:
     assert given.open_end is None
     assert given.longer(0, 18_000).lengths() == [(18_000, *given.lengths()[0][1:])]
     longer = plan.longer(0, 4600)
-    assert [phase.steps for phase in phases(longer)] == [4600, 45_400]
-    again = longer.longer(1, 45_400).longer(0, 7000)
+    assert [phase.steps for phase in phases(longer)] == [4600, 13_800, 31_600]
+    again = longer.longer(1, 13_800).longer(0, 7000)
     assert again.extended == (7000,)
-    assert [phase.steps for phase in phases(again)] == [7000, 43_000]
-    assert [phase.steps for phase in phases(plan.longer(1, 20_000))] == [3000, 20_000]
-    assert ending.further(phases(plan.longer(1, 20_000))[1], math.inf, plan.end) == 27_000
+    assert [phase.steps for phase in phases(again)] == [7000, 21_000, 22_000]
+    assert [phase.steps for phase in phases(plan.longer(1, 30_000))] == [3000, 30_000]
+    assert ending.further(phases(plan.longer(1, 30_000))[1], math.inf, plan.end) == 17_000
     told = plan.longer(1, 12_000, given=True)
     assert [phase.steps for phase in phases(told)] == [3000, 12_000]
     assert told.end is not None
@@ -373,6 +376,25 @@ def test_a_part_that_lacks_draws_goes_on() -> None:
         assert phase.thin % first.thin == 0
         assert 140 <= phase.draws <= 283
         assert phase.continues(first) == (steps > 3000)
+
+
+def test_minibatches_of_a_trial_are_as_small_as_their_heat_allows() -> None:
+    """At the trial's friction; not where steps are operator calls, whatever their rows."""
+    x, y = line(150)
+    motion = Langevin(nn.Linear(2, 1), likelihoods.Gaussian(0.3)).motion
+    costs = cost.of_problem(motion.problem.on((x, y)), x, USUAL)
+    search = prior_trial.Search(motion, True, 400, costs, NO_LIMIT)
+
+    def rows(heat: float, way: str = "native", friction: float = 0.1) -> int:
+        usual = recipe.Choice(1e-3, 100.0, 0.0, "", way)
+        return prior_trial.rows_of_batch(
+            search, [usual, dataclasses.replace(usual, heat=heat, friction=friction)]
+        )
+
+    assert [rows(h) for h in (0.01, 0.05, 0.1)] == [100, 200, 400]
+    assert rows(0.1, friction=0.05) == 200  # half the heat at twice the friction
+    assert rows(0.01, way="eager") == 400
+    assert rows(0.0) == 400  # of full batches
 
 
 def test_scales_that_are_clearly_behind_are_not_tried_on() -> None:

@@ -417,6 +417,8 @@ def test_shares_end_at_one_and_percentages_at_100():
 
 def test_folds_that_were_asked_for_are_all_run() -> None:
     assert [len(crossvalidation.split(6000, folds, 0, None)) for folds in (4, 10)] == [2, 10]
+    rows = [250, 1000, 1500, 2000]  # until a thousand are held out, two at least
+    assert [len(crossvalidation.split(n, 4, 0, None, 1000)) for n in rows] == [4, 4, 3, 2]
 
 
 def test_percentages_are_never_above_100():

@@ -64,10 +64,10 @@ class EndRule:
 
     The first part has a fraction 1 / ``first_part`` of the steps, at least ``first_steps``. The run
     ends there if the chains agree and have ``ess`` effective draws in all, at ``rows`` of the
-    inputs and around them. Otherwise it becomes burn-in, and a part ``growth`` times as long
-    follows, with a ninth as burn-in of its own, which goes on if it only lacks draws; the last has
-    all remaining steps. ``remembered``: the batches that the metric of one part counts for in the
-    average of the next."""
+    inputs and around them. Otherwise it becomes burn-in, and a part ``growth`` times as long (or of
+    all remaining steps) follows, with a ninth as burn-in of its own, which goes on if it lacks
+    draws, or steps remain. ``remembered``: the batches that the metric of one part counts for in
+    the average of the next."""
 
     first_part: int
     first_steps: int
@@ -162,8 +162,8 @@ class Plan:
             return [self.usual(self.steps, self.burn_in, self.thin)]
         rule, left, parts = end.rule, end.most, list[tuple[int, int, int]]()
         steps, more = max(rule.first_steps, self.steps // rule.first_part), [*self.extended]
-        while not parts or left >= steps:
-            part = left if left < (1 + rule.growth) * steps else steps
+        while not parts or left >= parts[-1][0]:
+            part = left if left < 2 * steps else steps
             # With the part before, a third of both; the metric is averaged anew.
             part, burn_in, thin = self.usual(part, part // 9 if parts else None)
             steps = (more and more.pop(0)) or part

@@ -30,8 +30,12 @@ DEFAULT = Settings()
 
 
 def for_tables() -> Settings:
-    """The constants of tables, whose predictions gain nothing by the longest runs."""
-    return replace(DEFAULT, length=replace(DEFAULT.length, unmixed=1, warns=False))
+    """The constants of tables, whose predictions gain nothing by the longest runs, nor by all
+    curvatures of a linear model."""
+    return replace(
+        DEFAULT, length=replace(DEFAULT.length, unmixed=1, warns=False),
+        step_size=replace(DEFAULT.step_size, most_weights=0),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

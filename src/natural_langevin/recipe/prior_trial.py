@@ -223,10 +223,10 @@ def _try_out(
     etas = torch.tensor([c.step_size for c in choices]).repeat_interleave(repeats)
     compared, pattern = _with_scales(search.motion, scales, repeats, after=after)
     compared = compared.on(compared.problem.on(Subsets(x, y, rows.inside)))
-    half = trial.steps // 2
+    half, batch = trial.steps // 2, rows_of_batch(search, choices)
     plan = Plan(
         recipe="auto", prior="scales", metric="", dynamics="",
-        batch_size=min(search.batch_size, rows.inside.shape[1]), steps=trial.steps, burn_in=half,
+        batch_size=min(batch, rows.inside.shape[1]), steps=trial.steps, burn_in=half,
         thin=half // trial.draws, start=compared.start,
         descent=settings.descent if search.downhill else None,
     )  # fmt: skip
@@ -244,6 +244,17 @@ def _try_out(
     nll = held_out_nll(found, (x, y), rows.outside, trial.chains)
     nll = nll.unflatten(0, (-1, trial.folds)).flatten(1)
     return Compared(scales, choices, trial, found, (x, y), rows.outside, nll)
+
+
+def rows_of_batch(search: Search, choices: list[recipe.Choice]) -> int:
+    """Rows of a trial's minibatch: by the native engine, as few as keep the heat below its limit at
+    the trial's friction, the usual one."""
+    settings, usual = search.costs.settings, search.batch_size
+    heat = max(c.heat * c.friction for c in choices) / settings.step_size.friction
+    if choices[0].way != "native" or not heat:
+        return usual
+    fewest = round(usual * heat / settings.step_size.heat)
+    return min(usual, max(settings.batch.fewest, fewest))
 
 
 class Folds(NamedTuple):

@@ -35,13 +35,13 @@ from natural_langevin.run.loop import DivergenceError
 from natural_langevin.run.problem.step_size_checks import known_step_size
 from natural_langevin.run.run import Options
 from natural_langevin.tabular.predictive import Networks
-from natural_langevin.tabular.settings import AUTO, MANY, USUAL_FOLDS, Settings
+from natural_langevin.tabular.settings import AUTO, USUAL_FOLDS, Settings
 from natural_langevin.tabular.views import View
 
 #: Rows that a network is asked for to see whether it is sound.
 SOUND_ROWS = 500
-#: Of MANY rows, so many of the folds are run.
-FEW_FOLDS = 2
+#: Folds of the usual number are run until so many rows have been held out, and so many at least.
+ENOUGH_HELD_OUT, FEWEST_FOLDS = 1000, 2
 #: Networks evaluated at once.
 AT_ONCE = 64
 #: The part of a run's usual length that folds have, its fewest steps, and draws of a chain.
@@ -345,7 +345,7 @@ def split(
     count: int, folds: int, seed: int, labels: NDArray[Any] | None, most: int = 500
 ) -> list[Tensor]:
     """Rows of every fold, of one size; with ``labels`` every class is spread over all folds. Of
-    many rows FEW_FOLDS of the usual number tell enough."""
+    many rows fewer than the usual number tell enough."""
     from sklearn.model_selection import KFold, StratifiedKFold
 
     enough = labels is not None and np.bincount(labels).max() >= folds
@@ -354,7 +354,7 @@ def split(
     with warnings.catch_warnings():  # a class of fewer rows than folds is in some of them only
         warnings.simplefilter("ignore", UserWarning)
         parts = [generator.permutation(held) for _, held in kind.split(np.empty(count), labels)]
-    if folds == USUAL_FOLDS and count >= MANY:
-        parts = parts[:FEW_FOLDS]
     size = min(*map(len, parts), most)
+    if folds == USUAL_FOLDS:
+        parts = parts[: max(FEWEST_FOLDS, -(-ENOUGH_HELD_OUT // size))]
     return [torch.as_tensor(np.sort(part[:size])) for part in parts]

@@ -30,7 +30,7 @@ MOST_PARAMETERS = 100_000_000
 USUAL_FOLDS, FEWEST_PER_FOLD = 4, 3
 #: Hidden units of a layer, and rows from which there are two layers of them.
 UNITS, DEEP_FROM = 50, 500
-#: Rows from which fewer folds are run, and no second network of classes.
+#: Rows from which there is no second network of classes.
 MANY = 5000
 
 

@@ -205,8 +205,12 @@ class TableFit:
         data, seconds, title = self._data(view, rows), None, f"learning from all rows ({view})"
         took = self._pace(sampler, data, plan)
         if (left := self.clock.until(part)) is not None and self.settings.given_steps is None:
-            plan = replace(plan, steps=max(10, int(share * left / took)), end=None)
-            seconds = max(share * left, 0.1)
+            steps, seconds = max(10, int(share * left / took)), max(share * left, 0.1)
+            plan = replace(plan, steps=steps, end=None)
+            if self.checkpoint is None:  # the clock ends it: steps are cheaper once burn-in is over
+                _, burn_in, thin = plan.usual(steps)
+                steps = int(sampler.given.settings.time.more * steps)
+                plan = replace(plan, steps=steps, burn_in=burn_in, thin=thin)
         return self._run(sampler, data, plan, title, begin=begin, seconds=seconds)
 
     def sound(self, view: View, posterior: Posterior) -> Tensor:

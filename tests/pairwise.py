@@ -32,7 +32,7 @@ def covering(*settings: Sequence[Any]) -> list[Any]:
         pytest.param(
             *one,
             marks=() if one in chosen else pytest.mark.thorough,
-            id="-".join(str(v).removeprefix("torch.") for v in one),
+            id="-".join(getattr(v, "__name__", str(v)).removeprefix("torch.") for v in one),
         )
         for one in itertools.product(*settings)
     ]

@@ -580,9 +580,9 @@ def test_lengths_follow_the_step_size_and_the_cost() -> None:
     quick = recipe.Choice(1e-2, 10.0, 0.0, "", "native")
     options = {"settings": USUAL, "budget": USUAL.cost.usual}
     assert run_length.choose(slow, work=1e6, **options, **OPEN).steps == USUAL.length.most
-    found = run_length.choose(quick, work=1e6, **options, **OPEN)
+    found = run_length.choose(quick, work=5e5, **options, **OPEN)
     assert found.end is not None
-    assert found.end.most == 3 * USUAL.length.most  # where chains do not agree
+    assert found.end.most == 5 * USUAL.length.most  # where chains do not agree
     for way, most in (("whole triton steps", 50_000), ("native kernels", 4_000), ("eager", 4_000)):
         other = dataclasses.replace(quick, way=way)
         end = run_length.choose(other, work=1e6, **options, **OPEN).end

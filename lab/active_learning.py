@@ -7,8 +7,10 @@
 by how long the posterior was sampled. ``mnist`` is the protocol of batchbald_redux: two labels of
 every class, then five at a time, with its network of two convolutions; once with its dropout
 (Adam, 384 minibatches of 64 from new weights in every round, 128 masks), once without dropout and
-with the posterior of its weights under the recipe's prior, and once with the posterior under priors
-around eight networks that Adam has trained as long. All choose by BatchBALD among the same images.
+with the posterior of its weights under the recipe's prior, and once with the posterior of its last
+layer, the others trained on the images alone, without a label: two distorted views of an image
+shall be alike and those of others not (SimCLR's loss). For comparison, its dropout from the same
+weights. All choose by BatchBALD among the same images.
 """
 
 from __future__ import annotations
@@ -26,8 +28,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lab.rivals.many import Many, of
-from lab.rivals.methods import adamw
 from natural_langevin import (
     Langevin,
     Posterior,
@@ -120,11 +120,11 @@ def digits_round(seed: int) -> list[dict[str, Any]]:
 
 POOL, NETWORKS, GOAL, MOST, FIVE = 20_000, 128, 0.95, 250, 5
 WAYS = (
-    "posterior, batch bald", "dropout, batch bald", "around trained, batch bald",
-    "posterior, random",
+    "dropout, batch bald", "pretrained, batch bald", "pretrained dropout, batch bald",
+    "pretrained, random", "posterior, batch bald",
 )  # fmt: skip
-#: Of the prior around a trained network, in units of its tensors' mean squares.
-AROUND = 0.1
+#: Steps without labels, and images of each.
+PRETRAINING, PRETRAINING_BATCH = 800, 128
 
 
 class Convolutions(nn.Module):
@@ -136,10 +136,13 @@ class Convolutions(nn.Module):
         self.fc1, self.fc2 = nn.Linear(1024, 128), nn.Linear(128, 10)
         self.rate = rate
 
-    def forward(self, x: Tensor) -> Tensor:
+    def features(self, x: Tensor) -> Tensor:
         h = F.relu(F.max_pool2d(self._drop(self.conv1(x), whole=True), 2))
         h = F.relu(F.max_pool2d(self._drop(self.conv2(h), whole=True), 2))
-        return self.fc2(F.relu(self._drop(self.fc1(h.flatten(1)), whole=False)))
+        return self._drop(self.fc1(h.flatten(1)), whole=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.relu(self.features(x)))
 
     def _drop(self, h: Tensor, *, whole: bool) -> Tensor:
         if not self.rate:
@@ -147,10 +150,54 @@ class Convolutions(nn.Module):
         return (F.dropout2d if whole else F.dropout)(h, self.rate, training=True)
 
 
-def by_dropout(x: Tensor, y: Tensor, seed: int) -> Callable[[Tensor], Tensor]:
+def views(x: Tensor) -> Tensor:
+    """Each image turned, sheared, stretched and moved a little, at random."""
+    turn, shear, size, stretch, right, down = (
+        (2 * torch.rand(6, len(x), device=x.device) - 1).T
+        * torch.tensor([0.35, 0.3, 0.2, 0.15, 0.2, 0.2], device=x.device)
+    ).T
+    size, stretch = 1 + size, 1 + stretch
+    above = torch.stack([turn.cos() * size * stretch, shear - turn.sin() * size, right], 1)
+    below = torch.stack([turn.sin() * size, turn.cos() * size / stretch, down], 1)
+    grid = F.affine_grid(torch.stack([above, below], 1), list(x.shape), align_corners=False)
+    dark = x.min()
+    return F.grid_sample(x - dark, grid, align_corners=False) + dark
+
+
+def pretrained(x: Tensor, seed: int, steps: int, batch: int) -> dict[str, Tensor]:
+    """Weights of a network that tells images apart whatever the view (Chen et al. 2020), with
+    features of mean square 1; its last layer is zero. No label is seen."""
+    torch.manual_seed(seed)
+    net = Convolutions().to(x.device)
+    head = nn.Sequential(nn.ReLU(), nn.Linear(128, 64)).to(x.device)
+    optimizer = torch.optim.Adam([*net.parameters(), *head.parameters()])
+    rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps)
+    other = torch.arange(2 * batch, device=x.device).roll(batch)
+    for _ in range(steps):
+        rows = x[torch.randint(len(x), (batch,), device=x.device)]
+        z = F.normalize(head(net.features(torch.cat([views(rows), views(rows)]))), dim=1)
+        alike = (z @ z.T / 0.2).fill_diagonal_(-1e9)
+        optimizer.zero_grad()
+        F.cross_entropy(alike, other).backward()
+        optimizer.step()
+        rate.step()
+    with torch.no_grad():
+        size = F.relu(net.features(x[:2000])).square().mean().sqrt()
+        for value in net.fc1.parameters():
+            value /= size
+        for value in net.fc2.parameters():
+            value.zero_()
+    return {name: value.detach().clone() for name, value in net.named_parameters()}
+
+
+def by_dropout(
+    x: Tensor, y: Tensor, seed: int, start: dict[str, Tensor] | None = None
+) -> Callable[[Tensor], Tensor]:
     """A network trained anew; images -> class probabilities, (mask, image, class)."""
     torch.manual_seed(seed)
     net = Convolutions(0.5).to(x.device)
+    if start is not None:
+        net.load_state_dict(start)
     optimizer = torch.optim.Adam(net.parameters())
     for _ in range(4096 * 6 // 64):
         rows = torch.randint(len(x), (64,), device=x.device)
@@ -194,30 +241,30 @@ def by_posterior(x: Tensor, y: Tensor, seed: int, steps: int) -> Callable[[Tenso
     return predictor(sampler.sample((x, y), steps, keep=NETWORKS // 8, progress=False))
 
 
-def around_trained(
-    x: Tensor, y: Tensor, seed: int, steps: int, variance: float = AROUND
-) -> Callable[[Tensor], Tensor]:
-    """The posterior under a prior around each of eight networks that Adam has trained."""
-    many = Many(Convolutions, (x, y), count=8, seed=seed)
-    step = many.stepper(adamw(many, decay=0.0), 64)
-    for _ in range(4096 * 6 // 64):
-        step()
-    trained = [of(many.copy(), k) for k in range(8)]
-    sizes = {name: variance * v.flatten(1).square().mean(1) for name, v in many.weights.items()}
+@torch.no_grad()
+def features(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+    """What the last layer of a network with these weights is given."""
+    net = Convolutions().to(x.device)
+    net.load_state_dict(weights)
+    return torch.cat([F.relu(net.features(part)) for part in x.split(2000)])
+
+
+def by_last_layer(x: Tensor, y: Tensor, seed: int, steps: int) -> Callable[[Tensor], Tensor]:
+    """The posterior of the last layer on features ``x`` of size 1, under N(0, 1): a narrower prior,
+    as N(0, 2 / fan-in), is hardly moved by few labels."""
     sampler = Langevin(
-        Convolutions(), likelihoods.Categorical(), prior=priors.around(trained, variance=sizes),
-        init=trained, chains=8, seed=seed, device=x.device,
+        nn.Linear(x.shape[1], 10), likelihoods.Categorical(), prior=priors.Gaussian(variance=1.0),
+        chains=8, seed=seed, device=x.device,
     )  # fmt: skip
-    found = sampler.sample((x, y), steps, keep=NETWORKS // 8, progress=False)
-    return predictor(found, chains="all")
+    return predictor(sampler.sample((x, y), steps, keep=NETWORKS // 8, progress=False))
 
 
-def predictor(posterior: Posterior, **options: Any) -> Callable[[Tensor], Tensor]:
+def predictor(posterior: Posterior) -> Callable[[Tensor], Tensor]:
     """Images -> class probabilities (network, image, class), not calibrated."""
 
     def predict(images: Tensor) -> Tensor:
         parts = images.split(10_000)
-        found = [posterior.predict(part, calibrated=False, **options).samples for part in parts]
+        found = [posterior.predict(part, calibrated=False).samples for part in parts]
         return torch.cat([f for f in found if f is not None], 1)
 
     return predict
@@ -241,13 +288,19 @@ def mnist_run(
     test_x, test_y = images(known.test_x[:test]), known.test_y[:test].to(device)
     labelled = torch.cat([(y == c).nonzero().flatten()[:2] for c in range(10)])
     rounds = []
+    start = None
+    if way.startswith("pretrained"):
+        start = pretrained(x, seed, PRETRAINING, PRETRAINING_BATCH)
+        if "dropout" not in way:
+            x, test_x = features(start, x), features(start, test_x)
     while True:
-        if way.startswith("dropout"):
-            predict = by_dropout(x[labelled], y[labelled], seed)
-        elif way.startswith("around"):
-            predict = around_trained(x[labelled], y[labelled], seed, steps)
+        known_x, known_y = x[labelled], y[labelled]
+        if "dropout" in way:
+            predict = by_dropout(known_x, known_y, seed, start)
+        elif start is not None:
+            predict = by_last_layer(known_x, known_y, seed, steps)
         else:
-            predict = by_posterior(x[labelled], y[labelled], seed, steps)
+            predict = by_posterior(known_x, known_y, seed, steps)
         p = predict(test_x).mean(0)
         accuracy = float((p.argmax(1) == test_y).double().mean())
         nll = float(metrics.nll(p, test_y))
@@ -278,6 +331,7 @@ def main() -> None:
     parser.add_argument("what", choices=("digits", "mnist"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=None)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, default=1000, help="of a posterior on MNIST")
@@ -305,7 +359,7 @@ def main() -> None:
                 asked.seconds,
             )
             for seed in seeds
-            for way in WAYS
+            for way in asked.ways
         ]
     began, rows = time.monotonic(), list[dict[str, Any]]()
     results = origin(asked.device) | {"script": "lab/active_learning.py", "settings": settings}

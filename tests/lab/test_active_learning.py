@@ -40,3 +40,29 @@ def test_a_mask_leaves_out_the_same_units_for_all_images(monkeypatch: pytest.Mon
     torch.testing.assert_close(whole, net(x))
     masks[2] = torch.zeros(128)
     assert torch.equal(active_learning._masked(net, x, masks), net.fc2.bias.expand(3, 10))
+
+
+def test_pretraining_makes_two_views_of_an_image_alike() -> None:
+    torch.manual_seed(0)
+    images = torch.nn.functional.interpolate(torch.randn(16, 1, 5, 5), 28, mode="bilinear")
+    weights = active_learning.pretrained(images, seed=0, steps=12, batch=16)
+    assert not any(weights[f"fc2.{name}"].any() for name in ("weight", "bias"))
+
+    def alike(net: active_learning.Convolutions) -> float:
+        """By how much two views of an image are closer than views of two."""
+        torch.manual_seed(1)
+        with torch.no_grad():
+            a, b = (
+                torch.nn.functional.normalize(net.features(active_learning.views(images)).relu())
+                for _ in range(2)
+            )
+        cosines = a @ b.T
+        return float(cosines.diag().mean() - cosines.mean())
+
+    fresh, trained = active_learning.Convolutions(), active_learning.Convolutions()
+    trained.load_state_dict(weights)
+    with torch.no_grad():
+        assert trained.features(images).relu().square().mean().sqrt() == pytest.approx(
+            1.0, rel=1e-3
+        )
+    assert alike(trained) > 2 * alike(fresh)

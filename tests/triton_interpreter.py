@@ -22,8 +22,17 @@ UNUSABLE = "unusable:"
 tl: Any = None  # triton.language, where a kernel looks for it
 
 
-def start() -> None:
-    """Before a kernel is imported: Triton is loaded, or loaded again, such that kernels are
+def start() -> bool:
+    """Before a kernel is imported. Whether the interpreter works; where it does not, the reason is
+    printed for ``run_script``."""
+    _load()
+    if reason := _fault():
+        print(UNUSABLE, reason)
+    return not reason
+
+
+def _load() -> None:
+    """Triton is loaded, or loaded again, such that kernels are
     interpreted; and without most of the interpreter's time, which goes into preparing what is
     prepared and into what nobody looks at.
 
@@ -57,7 +66,7 @@ def start() -> None:
     interpreter.GridExecutor.__call__ = run_kernel
 
 
-def fault() -> str:
+def _fault() -> str:
     """Why nothing can be said about kernels here, if so. Triton before the fix of its issue 9171
     turns arrays of one number into a Python number as numpy 2.4 no longer allows."""
     global tl

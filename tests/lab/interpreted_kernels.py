@@ -100,11 +100,9 @@ def convolutions() -> None:
 def main() -> None:
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-    from triton_interpreter import UNUSABLE, fault, start
+    from triton_interpreter import start
 
-    start()  # before a kernel is imported
-    if reason := fault():
-        print(UNUSABLE, reason)
+    if not start():  # before a kernel is imported
         return
     norms()
     convolutions()

@@ -26,11 +26,9 @@ def by_loop(module: Any, x: Any, delta: Any) -> dict[str, Any]:
 def main() -> None:
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-    from triton_interpreter import UNUSABLE, fault, start
+    from triton_interpreter import start
 
-    start()  # before a kernel is imported
-    if reason := fault():
-        print(UNUSABLE, reason)
+    if not start():  # before a kernel is imported
         return
 
     import torch

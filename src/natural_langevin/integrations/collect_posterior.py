@@ -58,7 +58,7 @@ class PosteriorCallback:
             )
         return self._collector.posterior()
 
-    def begin(self, optimizers: Iterable[Any]) -> NaturalLangevin:
+    def begin(self, optimizers: Iterable[object]) -> NaturalLangevin:
         """Listens to the one NaturalLangevin among the trainer's optimizers from now on."""
         given = [_bare(one) for one in optimizers]
         found = [one for one in given if isinstance(one, NaturalLangevin)]
@@ -96,7 +96,7 @@ class PosteriorCallback:
             )
 
 
-def _bare(optimizer: Any) -> Any:
+def _bare(optimizer: object) -> object:
     """Without the wrappers of Lightning and Accelerate."""
     inner = getattr(optimizer, "optimizer", None)
     return _bare(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer

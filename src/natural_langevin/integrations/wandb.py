@@ -9,17 +9,20 @@ with wandb.init(project="mine") as run:
 from __future__ import annotations
 
 import tempfile
-from typing import Any
+from typing import TYPE_CHECKING
 
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.run.look import Look, Scalars
+
+if TYPE_CHECKING:
+    import wandb
 
 
 class WeightsAndBiases:
     """A callback for ``Langevin.sample`` that logs the numbers of ``Scalars``, which explains
     ``temperature_every``, to a ``run`` that ``wandb.init`` has returned."""
 
-    def __init__(self, run: Any, *, temperature_every: int = 10) -> None:
+    def __init__(self, run: wandb.Run, *, temperature_every: int = 10) -> None:
         if not callable(getattr(run, "log_artifact", None)):
             raise TypeError(f"run must be what wandb.init(...) returns, got {run!r:.80}")
         self._run, self._scalars = run, Scalars(temperature_every)

@@ -79,8 +79,7 @@ def trained(
     best, kept = torch.full((many.count,), math.inf, device=x.device), many.copy()
     until, looks = share * clock.seconds, 0
     while (spent := clock.spent()) < until or not looks:
-        for _ in range(clock.steps):
-            step()
+        clock.run(step)
         looks += 1
         if looks % 4 and clock.spent() + (clock.spent() - spent) < until:
             continue
@@ -144,8 +143,7 @@ def sampled(
         length = max(until * clock.seconds - began, 1e-3)  # at least one look
         while (part := (clock.spent() - began) / length) < 1:
             keep = keeps(part)
-            for _ in range(clock.steps):
-                step()
+            clock.run(step)
             if keep:
                 total = total + many.predict(many.weights, x)
                 kept.append(many.copy())
@@ -235,10 +233,9 @@ def multiswag(problem: Problem, seconds: float, seed: int) -> Predictor:
     for k, v in many.weights.items():
         v.copy_(start[k])
     step, draws = many.stepper(adamw(many, RATE / 2), BATCH), list[Stack]()
-    every = 2 * clock.steps
     while clock.spent() < 0.95 * seconds or not draws:
-        for _ in range(every):
-            step()
+        clock.run(step)
+        clock.run(step)
         draws.append(many.copy())
     draws = draws[-60:]
     mean = {k: torch.stack([w[k] for w in draws]).mean(0) for k in many.weights}
@@ -273,15 +270,18 @@ def ivon(problem: Problem, seconds: float, seed: int) -> Predictor:
         network.parameters(), lr=0.2, ess=len(x), weight_decay=2e-4, hess_init=0.5, beta1=0.9,
         beta2=0.99995,
     )  # fmt: skip
+
+    def step() -> None:
+        rows = torch.randint(0, len(x), (BATCH,), device=x.device)
+        with optimizer.sampled_params(train=True):
+            optimizer.zero_grad()
+            loss(network, x[rows], y[rows]).backward()
+        optimizer.step()
+
     while (part := clock.spent() / (0.95 * seconds)) < 1:
         for group in optimizer.param_groups:
             group["lr"] = 0.2 * (1 + math.cos(math.pi * part)) / 2 * min(1.0, 20 * part + 0.01)
-        for _ in range(clock.steps // 5):
-            rows = torch.randint(0, len(x), (BATCH,), device=x.device)
-            with optimizer.sampled_params(train=True):
-                optimizer.zero_grad()
-                loss(network, x[rows], y[rows]).backward()
-            optimizer.step()
+        clock.run(step)
 
     @torch.no_grad()
     def predictor(x: Tensor) -> Tensor:
@@ -327,7 +327,6 @@ METHODS: dict[str, Method] = {
 LEFT_OUT = {
     "MILE, bde": "all data in every step",
     "CIFAR-10, ResNet-7 and ResNet-18; against HMC": "its images are not at hand where this is run",
-    "SMILE on Shakespeare": "its kernels are in jax, and the transformer is not",
     "tables of numbers": "the comparison is of class probabilities",
     "5 and 15 minutes": "device time",
 }

@@ -1,9 +1,9 @@
 """SMILE and pSMILE by their authors' kernels (github.com/EmanuelSommer/SMILE, in jax).
 
 Its folder and that of blackjax 1.2.2 must be on PYTHONPATH. Theirs are the kernels and, from their
-configurations for LeNet on Fashion-MNIST, prior, minibatches, tuning and the grid of step sizes.
-Written here: the network in jax, warm starts (``methods.trained``), all chains at once where they
-give each a device, and the choice of the step size on held-out rows.
+configurations for LeNet on Fashion-MNIST and for a character GPT, prior, minibatches, tuning and
+the grid of step sizes. Written here: the network in jax, warm starts (``methods.trained``), all
+chains at once where they give each a device, and the choice of the step size on held-out rows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,38 +19,83 @@ from torch import Tensor, nn
 
 from lab.rivals.many import Clock, Many, Stack, nll
 from lab.rivals.problems import Problem
+from natural_langevin.cli.experiments.bench_networks import GPT, Attention, Block
 
-GRID, BATCH, THIN, MOST = (1e-2, 1e-3, 1e-4), 512, 100, 100
-#: By kernel: of their files img_smilet_fmnist.yaml and img_noisysmile_fmnist.yaml.
-TUNING = {
-    "SMILET": {"reset_prob": 0.98, "adaption_prob": 0.1, "adaption_strength": 0.02},
+MOST = 100  # draws that are kept
+
+
+class Settings(NamedTuple):
+    """Of one of their configurations: step sizes, rows of a minibatch, steps between two draws, and
+    the tuning by kernel."""
+
+    grid: tuple[float, ...]
+    batch: int
+    thin: int
+    tuning: dict[str, dict[str, float]]
+
+
+TUNED = {"reset_prob": 0.98, "adaption_prob": 0.1, "adaption_strength": 0.02}
+#: lenet_fmnist/img_smilet_fmnist.yaml and img_noisysmile_fmnist.yaml.
+IMAGES = Settings((1e-2, 1e-3, 1e-4), 512, 100, {
+    "SMILET": TUNED,
     "NOISYSMILE": {"reset_prob": 1.0, "adaption_prob": 0.0, "adaption_strength": 0.0},
-}
+})  # fmt: skip
+#: nanogpt/cfg_char_smile.yaml, cfg_char_psmile.yaml and search.yaml, with a shorter ``thin``.
+TEXT = Settings((2e-6, 2e-5, 2e-4, 2e-3), 128, 20, {"SMILET": TUNED, "NOISYSMILE": TUNED})
 
 
-def forward(layers: list[nn.Module], weights: dict[str, Any], x: Any) -> Any:
-    """The outputs of an ``nn.Sequential`` of these layers, in jax; convolutions have stride 1."""
+def forward(module: nn.Module, weights: dict[str, Any], x: Any, name: str = "") -> Any:
+    """The outputs of a module in jax, whose weights' names begin with ``name``; convolutions have
+    stride 1."""
     import jax
+    import jax.numpy as jnp
 
-    for number, layer in enumerate(layers):
-        own = {k: weights.get(f"{number}.{k}") for k in ("weight", "bias")}
-        if isinstance(layer, nn.Conv2d):
-            x = _convolved(x, own["weight"], int(layer.padding[0])) + own["bias"][:, None, None]
-        elif isinstance(layer, nn.Linear):
-            x = x @ own["weight"].T + own["bias"]
-        elif isinstance(layer, nn.ReLU):
-            x = jax.nn.relu(x)
-        elif isinstance(layer, nn.GELU):
-            x = jax.nn.gelu(x, approximate=False)
-        elif isinstance(layer, nn.AvgPool2d):
-            k = int(layer.kernel_size)  # type: ignore[arg-type]
+    def of(child: str, x: Any) -> Any:
+        return forward(module.get_submodule(child), weights, x, f"{name}{child}.")
+
+    weight, bias = (weights.get(f"{name}{k}") for k in ("weight", "bias"))
+    match module:
+        case nn.Sequential():
+            for child, _ in module.named_children():
+                x = of(child, x)
+            return x
+        case nn.Conv2d():
+            assert bias is not None
+            return _convolved(x, weight, int(module.padding[0])) + bias[:, None, None]
+        case nn.Linear():
+            assert weight is not None
+            return x @ weight.T + bias
+        case nn.Embedding():
+            return jnp.asarray(weight)[x]
+        case nn.LayerNorm():
+            apart = x - x.mean(-1, keepdims=True)
+            return apart / jnp.sqrt((apart**2).mean(-1, keepdims=True) + module.eps) * weight + bias
+        case nn.ReLU():
+            return jax.nn.relu(x)
+        case nn.GELU():
+            return jax.nn.gelu(x, approximate=False)
+        case nn.AvgPool2d():
+            k = int(module.kernel_size)  # type: ignore[arg-type]
             n, c, h, w = x.shape
-            x = x[:, :, : h // k * k, : w // k * k].reshape(n, c, h // k, k, w // k, k).mean((3, 5))
-        elif isinstance(layer, nn.Flatten):
-            x = x.reshape(len(x), -1)
-        else:
-            raise ValueError(f"SMILE's rows have no {type(layer).__name__} in jax")
-    return x
+            x = x[:, :, : h // k * k, : w // k * k]
+            return x.reshape(n, c, h // k, k, w // k, k).mean((3, 5))
+        case nn.Flatten():
+            return x.reshape(len(x), -1)
+        case Attention():
+            n, length, width = x.shape
+            parts = of("qkv", x).reshape(n, length, 3, module.heads, -1)
+            q, k, v = (parts[:, :, j] for j in range(3))
+            scores = jnp.einsum("nqhd,nkhd->nhqk", q, k) / math.sqrt(width // module.heads)
+            seen = jnp.tril(jnp.ones((length, length), bool))
+            share = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf))
+            return of("out", jnp.einsum("nhqk,nkhd->nqhd", share, v).reshape(n, length, width))
+        case Block():
+            x = x + of("attention", of("norm1", x))
+            return x + of("perceptron", of("norm2", x))
+        case GPT():
+            x = of("tokens", x) + of("places", jnp.arange(x.shape[1]))
+            return of("head", of("norm", of("blocks", x)))
+    raise ValueError(f"SMILE's rows have no {type(module).__name__} in jax")
 
 
 def _convolved(x: Any, weight: Any, padding: int) -> Any:
@@ -78,16 +123,14 @@ class Chains:
         from src.kernels import smile  # type: ignore[import-not-found]
 
         self.jax, self.jnp, self.many = jax, jnp, many
-        if not isinstance(many.network, nn.Sequential):
-            raise ValueError("SMILE's rows are of nn.Sequential alone")
-        layers = list(many.network)
+        self.settings = IMAGES if many.y.ndim == 1 else TEXT
         self.x, self.y = (jnp.asarray(v.cpu().numpy()) for v in (many.x, many.y))
-        parts = len(self.x) // BATCH or 1
+        parts = len(self.x) // self.settings.batch or 1
 
         def log_posterior(position: Any, x: Any, y: Any) -> Any:
-            logits = jax.nn.log_softmax(forward(layers, position, x))
+            logits = jax.nn.log_softmax(forward(many.network, position, x))
             prior = sum(jnp.square(v).sum() for v in jax.tree.leaves(position)) / 2
-            return parts * jnp.take_along_axis(logits, y[:, None], 1).sum() - prior
+            return parts * jnp.take_along_axis(logits, y[..., None], -1).sum() - prior
 
         class Together(getattr(smile, kernel)):  # type: ignore[misc]
             def _compile_sample_step(self, **given: Any) -> None:
@@ -95,8 +138,8 @@ class Chains:
 
         self.kind = Together
         self.made = partial(
-            Together, jax.value_and_grad(log_posterior), **TUNING[kernel], smoothing_factor=0.01,
-            num_integration_steps=1,
+            Together, jax.value_and_grad(log_posterior), **self.settings.tuning[kernel],
+            smoothing_factor=0.01, num_integration_steps=1,
         )  # fmt: skip
         self.key = jax.random.key(seed)
         self._run: Callable[..., Any] | None = None
@@ -108,7 +151,7 @@ class Chains:
         self.state = sampler.state
         self.state.step_size = self.jnp.asarray(sizes.cpu().numpy())
         if self._run is None:
-            jax, rows = self.jax, min(BATCH, len(self.x))
+            jax, rows = self.jax, min(self.settings.batch, len(self.x))
 
             def step(state: Any, key: Any) -> Any:
                 which, own = jax.random.split(key)
@@ -118,12 +161,12 @@ class Chains:
 
             @jax.jit
             def run(state: Any, key: Any) -> Any:
-                return jax.lax.scan(step, state, jax.random.split(key, THIN))[0]
+                return jax.lax.scan(step, state, jax.random.split(key, self.settings.thin))[0]
 
             self._run = run
 
     def go(self) -> Stack:
-        """The weights after ``THIN`` steps."""
+        """The weights after ``thin`` steps."""
         assert self._run is not None
         self.key, own = self.jax.random.split(self.key)
         self.state = self._run(self.state, own)
@@ -138,8 +181,9 @@ def sampled(
 ) -> Callable[[Tensor], Tensor]:
     """Two tenths of the time for the grid of step sizes, a third of the rest for burn-in."""
     (x, y), count = problem.held_out, many.count
-    sizes = torch.tensor(GRID).repeat(-(-count // len(GRID)))[:count]
     chains, total = Chains(kernel, many, seed), None
+    grid = torch.tensor(chains.settings.grid)
+    sizes = grid.repeat(-(-count // len(grid)))[:count]
     chains.begin(start, sizes)
     while total is None or clock.spent() < 0.5 * clock.seconds:
         now = many.predict(chains.go(), x)

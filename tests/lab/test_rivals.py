@@ -13,6 +13,7 @@ from lab.rivals.__main__ import COLUMNS, summary, with_table
 from lab.rivals.many import Many, nll
 from lab.rivals.methods import METHODS, adamw
 from lab.rivals.problems import Problem, lenet
+from natural_langevin.cli.experiments.bench_networks import GPT
 
 
 def tiny() -> Problem:
@@ -29,9 +30,9 @@ OTHERS = [pytest.param(n, marks=pytest.mark.thorough)
 
 @pytest.mark.parametrize("name", ["sghmc", *OTHERS])
 def test_every_method_learns_a_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that goes on by .1 at every look: as many steps on every machine."""
+    """By a clock that goes on by .01 at every look: as many steps on every machine."""
     looks = itertools.count()
-    monkeypatch.setattr("lab.rivals.many.time.perf_counter", lambda: 0.1 * next(looks))
+    monkeypatch.setattr("lab.rivals.many.time.perf_counter", lambda: 0.01 * next(looks))
     monkeypatch.setattr("lab.rivals.methods.adamw", lambda many, rate=0.0: adamw(many, 0.1))
     problem = tiny()
     p = METHODS[name](problem, 1.0, 0)(problem.test_x)
@@ -105,14 +106,20 @@ def test_effective_samples_per_second_of_independent_draws() -> None:
     assert of.network()(of.x).shape == of.y.shape
 
 
-def test_lenet_in_jax_is_torchs() -> None:
+INPUTS = {
+    "lenet": (lambda: lenet(0.0), torch.randn(3, 1, 28, 28)),
+    "gpt": (lambda: GPT(2, 8, 5, 7, 2), torch.randint(0, 7, (3, 5))),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_a_network_in_jax_is_torchs(name: str) -> None:
     jax = pytest.importorskip("jax")
     torch.manual_seed(0)
-    network = lenet(0.0)
-    assert isinstance(network, nn.Sequential)
-    x = torch.randn(3, 1, 28, 28)
+    make, x = INPUTS[name]
+    network = make()
     weights = {k: jax.numpy.asarray(p.detach().numpy()) for k, p in network.named_parameters()}
-    found = smile.forward(list(network), weights, jax.numpy.asarray(x.numpy()))
+    found = smile.forward(network, weights, jax.numpy.asarray(x.numpy()))
     torch.testing.assert_close(torch.tensor(found.tolist()), network(x), atol=1e-5, rtol=1e-4)
 
 

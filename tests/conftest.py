@@ -11,6 +11,7 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 # The compiler need not try out, in every process, what the processor says of itself.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
+TESTS = Path(__file__).parent
 #: What takes longest begins first, so that no worker is left with it at the end.
 LONGEST = ("distributed", "experiments", "law", "statistics", "docs", "report")
 #: Folders and files that ask what becomes of samples, not whether a run notices a wrong network.
@@ -30,10 +32,16 @@ KNOWN = {
 }  # fmt: skip
 
 
+def below(path: Path, tests: Path = TESTS) -> tuple[str, ...]:
+    """Folders and file below ``tests``, wherever the checkout lies; of other files none."""
+    return path.relative_to(tests).parts if path.is_relative_to(tests) else ()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A stable sort: within a folder, and elsewhere, the order stays."""
     order = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: min(order.get(p, len(order)) for p in item.path.parts))
+    last = len(order)
+    items.sort(key=lambda item: min((order.get(p, last) for p in below(item.path)), default=last))
 
 
 def pytest_sessionstart() -> None:
@@ -94,7 +102,7 @@ def _known_networks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Linear layers and activations, whose statistics ``tests/statistics`` holds against loops:
     they are not compared once more at the start of every run, which would be a large part of it.
     Tests of what a run measures of itself, which is left out with them, are ``self_checked``."""
-    if not KNOWN.intersection(request.path.parts) or "self_checked" in request.keywords:
+    if not KNOWN.intersection(below(request.path)) or "self_checked" in request.keywords:
         yield
         return
     from known_networks import not_checked_again

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import natural_langevin
 import small_run
 
@@ -101,3 +103,13 @@ def test_a_sampler_keeps_nothing_of_a_run() -> None:
     assert all(after[name] is value for name, value in before.items())
     again = sampler.sample(small_run.data(), 12, batch_size=20, progress=False)
     small_run.assert_same(first, again)
+
+
+def test_a_checkout_may_lie_in_a_folder_of_any_name(request: pytest.FixtureRequest) -> None:
+    """One in a folder called ``law`` has the self-checks of its runs."""
+    here = str(Path(__file__).with_name("conftest.py"))
+    plugins = request.config.pluginmanager.get_plugins()
+    (conftest,) = [p for p in plugins if getattr(p, "__file__", None) == here]
+    tests = Path("/law/tests")
+    assert conftest.below(tests / "optim" / "test_loop.py", tests) == ("optim", "test_loop.py")
+    assert conftest.below(Path("/law/src/natural_langevin/langevin.py"), tests) == ()

@@ -220,7 +220,7 @@ class Rows:
     it is read."""
 
     def __init__(self, count: int) -> None:
-        row = b"1.5,20,red," + 4000 * b"x" + b"\n"
+        row = b"1.5,20,red," + 10_000 * b"x" + b"\n"
         self.lines = itertools.chain([b"size,weight,colour,text\n"], itertools.repeat(row, count))
 
     def readline(self, limit: int) -> bytes:
@@ -228,12 +228,12 @@ class Rows:
 
 
 def test_memory_does_not_grow_with_the_file(classes, monkeypatch):
-    monkeypatch.setattr(predictions, "CHUNK", 100)
+    monkeypatch.setattr(predictions, "CHUNK", 40)
     model, learned = load_run(classes), load_learned(classes)
-    source = CsvFile(Rows(2_500), label="rows")
+    source = CsvFile(Rows(1_000), label="rows")
     with open(os.devnull, "w") as out:
         tracemalloc.start()
-        assert predictions.write_predictions(learned, model, source, out) == (2_500, 0, 0)
+        assert predictions.write_predictions(learned, model, source, out) == (1_000, 0, 0)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak < 2_000_000

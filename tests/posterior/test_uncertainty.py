@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -95,30 +96,34 @@ def from_the_model() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x, y, x_new, y_new
 
 
-def posteriors(temperature: float, x: Tensor, y: Tensor) -> list[Posterior]:
-    """One of 12 chains for each model's data, all sampled in one run: 1800 chains, each with its
-    own targets. The Hessian is 1.69 Id, so a step of 0.03 forgets its start in 20 steps, and makes
-    the epistemic variance 1 / (1 - 0.03 x 1.69 / 2) = 1.03 times too large: below the error."""
-    model = nn.Linear(4, 1, bias=False).double()
+def posteriors(temperatures: Sequence[float], x: Tensor, y: Tensor) -> list[list[Posterior]]:
+    """At each temperature, one of 12 chains for each model's data, all sampled in one run: 1800
+    chains at each, with their own targets. The Hessian is 1.69 Id, so a step of 0.03 forgets its
+    start in 20 steps, and makes the epistemic variance 1 / (1 - 0.03 x 1.69 / 2) = 1.03 times too
+    large: below the error."""
+    model, of_one = nn.Linear(4, 1, bias=False).double(), MODELS * CHAINS
+    chains = of_one * len(temperatures)
     sampler = Langevin(
         model, likelihoods.Gaussian(NOISE), prior=priors.Gaussian(variance=1.0),
-        preconditioner=preconditioners.Euclidean(), step_size=0.03, chains=MODELS * CHAINS,
-        temperature=temperature, num_data=POINTS, init="prior",
+        preconditioner=preconditioners.Euclidean(), step_size=0.03, chains=chains,
+        temperature=torch.tensor(temperatures).repeat_interleave(of_one), num_data=POINTS,
+        init="prior",
     )  # fmt: skip
-    batch = (x.expand(MODELS * CHAINS, -1, -1), y.repeat_interleave(CHAINS, dim=0))
+    targets = y.repeat_interleave(CHAINS, dim=0).repeat(len(temperatures), 1, 1)
+    batch = (x.expand(chains, -1, -1), targets)
     state, kept = sampler.init(), []
     for step in range(1, 211):
         state, _ = sampler.step(state, batch, chain_axis=True)
         if step > 80 and step % 30 == 0:
             kept.append(state.params["weight"])
-    samples = torch.stack(kept, dim=1).unflatten(0, (MODELS, CHAINS))
+    samples = torch.stack(kept, dim=1).unflatten(0, (len(temperatures), MODELS, CHAINS))
     return [
-        Posterior(
+        [Posterior(
             model=model, likelihood=likelihoods.Gaussian(NOISE), samples={"weight": s},
             mean={"weight": s.mean(1)}, last={"weight": s[:, -1]},
             diverged=torch.full((CHAINS,), -1),
-        )
-        for s in samples
+        ) for s in at_one]
+        for at_one in samples
     ]  # fmt: skip
 
 
@@ -132,7 +137,7 @@ def test_intervals_hold_what_they_say_on_data_from_the_model() -> None:
     def add(name: str, low: Tensor, high: Tensor, targets: Tensor) -> None:
         inside[name].append(float(((low <= targets) & (targets <= high)).double().mean()))
 
-    warm, cold = posteriors(1.0, x, y), posteriors(0.1, x, y)
+    warm, cold = posteriors((1.0, 0.1), x, y)
     for hot, frozen, new, targets in zip(warm, cold, x_new, y_new, strict=True):
         p = hot.predict(new, quantiles=(0.25, 0.75, 0.05, 0.95), sample_batch=100)
         add("50 %", p.quantiles[0], p.quantiles[1], targets)

@@ -11,6 +11,7 @@ the candidates is true.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,27 +46,27 @@ def stacking_weights(
     best = values.max(1, keepdim=True).values
     if not bool(torch.isfinite(best).all()):
         raise ValueError("a held-out datum has density zero under every candidate")
-    density = (values - best).exp()
+    # By numpy, whose calls on a few numbers take a tenth of the time of torch's.
+    density = (values - best).exp().cpu().numpy()
     count = density.shape[1]
-    weights = torch.full((count,), 1 / count, dtype=torch.float64, device=values.device)
-    weights = start = weights if prior is None else _normal(prior.to(weights))
-    share, power = prior_rows / (len(values) + prior_rows), 1.0
+    start = np.full(count, 1 / count) if prior is None else _normal(prior.double().cpu().numpy())
+    weights, share, power = start, prior_rows / (len(values) + prior_rows), 1.0
     for _ in range(_MOST_UPDATES if updates is None else updates):
-        mixture = density @ weights
-        gain = (density / mixture[:, None]).mean(0)  # 1 for candidates in use, at the optimum
+        # Mean of p_c over that of the mixture: 1 for candidates in use, at the optimum.
+        gain = (1 / (density @ weights)) @ density / len(density)
         # By concavity, a bound on what is left to win.
-        if float(gain.max()) - 1 < _TOLERANCE and not share:
+        if gain.max() - 1 < _TOLERANCE and not share:
             break
         # One update of expectation-maximisation.
         following = (1 - share) * _normal(weights * gain) + share * start
         if updates is None:  # which crawls between candidates that are much alike: leap
             leap = _normal(weights * gain**power)
-            better = bool((density @ leap).log().mean() > (density @ following).log().mean())
+            better = np.log(density @ leap).mean() > np.log(density @ following).mean()
             following, power = (leap, 1.5 * power) if better else (following, max(1.0, power / 4))
             power = max(power, 1.5)
         weights = following
-    return weights
+    return torch.from_numpy(weights).to(values.device)
 
 
-def _normal(weights: Tensor) -> Tensor:
+def _normal(weights: np.ndarray) -> np.ndarray:
     return weights / weights.sum()

@@ -292,7 +292,9 @@ def mnist_run(
     if way.startswith("pretrained"):
         start = pretrained(x, seed, PRETRAINING, PRETRAINING_BATCH)
         if "dropout" not in way:
-            x, test_x = features(start, x), features(start, test_x)
+            # One layer of 1,290 weights: the native engine's, whatever trained the features.
+            x, test_x = features(start, x).cpu(), features(start, test_x).cpu()
+            y, test_y, labelled = y.cpu(), test_y.cpu(), labelled.cpu()
     while True:
         known_x, known_y = x[labelled], y[labelled]
         if "dropout" in way:

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -62,7 +62,7 @@ def row(problem: str, path: Path, method: str, seconds: float, seed: int, device
     found: dict[str, Any] = {
         "problem": problem, "method": method, "budget": seconds, "seed": seed, "took": took,
         "nll": metrics.nll(p, y), "accuracy": metrics.accuracy(p, y),
-        "ece": metrics.expected_calibration_error(p, y),
+        "ece": metrics.expected_calibration_error(p, y), "confidence": float(p.amax(-1).mean()),
         "predicting": time.perf_counter() - began - took,
     }  # fmt: skip
     if given.outside is not None:
@@ -222,12 +222,12 @@ def main() -> None:
                 waiting = [started(key) for key in groups[place + 1]]
             shared = {"device": given.device, "together": len(group),
                       "mps": "CUDA_MPS_PIPE_DIRECTORY" in os.environ}  # fmt: skip
-            found = [one.result() | shared for one in running]
-        kept = [r for r in results["rows"] if all(any(r[k] != f[k] for k in KEYS) for f in found)]
-        results = results | {"rows": [*kept, *found], "origin": origin(given.device)}
-        write_results(given.out, results)
-        for one in found:
-            print(json.dumps(one), flush=True)
+            for one in as_completed(running):  # a file holds what has ended
+                found = one.result() | shared
+                kept = [r for r in results["rows"] if any(r[k] != found[k] for k in KEYS)]
+                results = results | {"rows": [*kept, found], "origin": origin(given.device)}
+                write_results(given.out, results)
+                print(json.dumps(found), flush=True)
     show(COLUMNS, summary(results["rows"]))
     publish(sys.modules[__name__], results, given.page, given.plot)
 

@@ -40,8 +40,8 @@ IMAGES = Settings((1e-2, 1e-3, 1e-4), 512, 100, {
     "SMILET": TUNED,
     "NOISYSMILE": {"reset_prob": 1.0, "adaption_prob": 0.0, "adaption_strength": 0.0},
 })  # fmt: skip
-#: nanogpt/cfg_char_smile.yaml, cfg_char_psmile.yaml and search.yaml, with a shorter ``thin``.
-TEXT = Settings((2e-6, 2e-5, 2e-4, 2e-3), 128, 20, {"SMILET": TUNED, "NOISYSMILE": TUNED})
+#: nanogpt/cfg_char_smile.yaml, cfg_char_psmile.yaml and search.yaml; draws are closer.
+TEXT = Settings((2e-6, 2e-5, 2e-4, 2e-3), 128, 5, {"SMILET": TUNED, "NOISYSMILE": TUNED})
 
 
 def forward(module: nn.Module, weights: dict[str, Any], x: Any, name: str = "") -> Any:

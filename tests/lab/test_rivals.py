@@ -6,9 +6,10 @@ import itertools
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.func import vmap
 
-from lab.rivals import dynamics, effective, smile
+from lab.rivals import analytical, dynamics, effective, smile
 from lab.rivals.__main__ import COLUMNS, summary, with_table
 from lab.rivals.many import Many, nll
 from lab.rivals.methods import METHODS, adamw
@@ -121,6 +122,40 @@ def test_a_network_in_jax_is_torchs(name: str) -> None:
     weights = {k: jax.numpy.asarray(p.detach().numpy()) for k, p in network.named_parameters()}
     found = smile.forward(network, weights, jax.numpy.asarray(x.numpy()))
     torch.testing.assert_close(torch.tensor(found.tolist()), network(x), atol=1e-5, rtol=1e-4)
+
+
+def exact(of: analytical.Target, count: int) -> Tensor:
+    """Draws of an analytical problem."""
+    z = torch.randn(count, 10, generator=torch.Generator().manual_seed(0)).double()
+    if of.name == "gaussian":
+        return z @ torch.linalg.cholesky(torch.linalg.inv(of.precision.double())).T
+    if of.name == "banana":
+        x = 1 + z[:, :5]
+        return torch.cat([x, x**2 + 0.1**0.5 * z[:, 5:]], 1)
+    return torch.cat([3 * z[:, :1], (1.5 * z[:, :1]).exp() * z[:, 1:]], 1)
+
+
+@pytest.mark.parametrize("name", analytical.MOVES)
+def test_an_analytical_problem_has_its_moments_and_forces(name: str) -> None:
+    """E[theta . grad U] is the dimension, and E[theta^2] as given; seed and size fixed before."""
+    of = analytical.target(name, "isotropic")
+    draws = exact(of, 100_000)
+    grad = torch.func.grad(lambda t: analytical.energy(of, t, of.precision.double(), torch.exp))
+    virial = (draws * vmap(grad)(draws)).sum(1)
+    assert float(virial.mean()) == pytest.approx(10, abs=4 * float(virial.std()) / 100_000**0.5)
+    error = draws.square().std(0) / 100_000**0.5
+    assert bool(((draws.square().mean(0) - of.mean).abs() < 4 * error + 1e-3).all())
+    assert float(analytical.bias(of, of.mean)) == 0
+
+
+def test_chains_of_an_analytical_problem_move_by_their_length() -> None:
+    """After a few steps the longest have gone further, and none is lost."""
+    of = analytical.target("gaussian", "correlated")
+    squares = analytical.ours(of, "ours, microcanonical", analytical.METRIC + 5, 0)
+    assert squares.shape == (len(analytical.LENGTHS), analytical.CHAINS, 10)
+    by_length = squares.sum(-1).mean(1)
+    assert bool((by_length.diff() > 0).all())
+    assert bool(by_length.isfinite().all())
 
 
 def test_dynamics_are_compared_in_pairs() -> None:

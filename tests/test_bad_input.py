@@ -134,6 +134,16 @@ DATA: dict[str, tuple[Callable[[], object], type[Exception], list[str]]] = {
     "empty loader": (
         lambda: sample(DataLoader(TensorDataset(X[:0], Y[:0]))),
         ValueError, ["no batch", "empty?"]),
+    "a loader that drops its only batch": (
+        lambda: construct().sample(
+            DataLoader(TensorDataset(X, Y), batch_size=64, drop_last=True)),
+        ValueError, ["no batch", "drop_last"]),
+    "weights behind the targets": (
+        lambda: sample((X, Y, torch.ones(40))),
+        ValueError, ["must be Tensor, not tuple", "give the pair (x, y)"]),
+    "a dictionary for a network of one argument": (
+        lambda: sample({"x": X, "y": Y}),
+        ValueError, ["must be Tensor, not dict", "give the pair (x, y)"]),
     "batch too large": (
         lambda: sample((X, Y), batch_size=41), ValueError, ["batch_size", "1 and", "40", "41"]),
     "batch of none": (

@@ -404,7 +404,7 @@ class Langevin:
         kept.
 
         Args:
-            data: (x, y) tensors, arrays or frames; y alone (unsupervised); a TensorDataset; or a
+            data: (x, y) tensors, arrays or frames; y alone (unsupervised); a Dataset; or a
                 DataLoader, whose batch size is used. Every chain has its own order of the rows if
                 the dataset can be indexed.
             steps: Updates of every chain.

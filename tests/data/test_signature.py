@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import ChainDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from natural_langevin import Langevin, Posterior, likelihoods
 from natural_langevin.data.signature import Signature
@@ -61,6 +61,8 @@ def test_every_way_of_giving_several_inputs_is_the_same_run() -> None:
     others = [
         sampled((x, index, y)),
         sampled(TensorDataset(x, index, y)),
+        sampled(Subset(TensorDataset(x, index, y), range(60))),
+        sampled(Rows()),
         sampled(({"x": x, "index": index}, y)),
         sampled({"x": x, "index": index, "labels": y}),
         sampled(collections.UserDict(index=index.numpy(), x=x.numpy(), y=y.numpy())),
@@ -73,7 +75,8 @@ def test_every_way_of_giving_several_inputs_is_the_same_run() -> None:
         [first.network(c, d)(x, index).softmax(-1) for c in range(2) for d in range(first.draws)]
     ).mean(0)
     torch.testing.assert_close(wanted, by_hand)
-    assert torch.equal(others[2].predict({"x": x, "index": index}).mean, wanted)
+    for inputs in ({"x": x, "index": index}, Rows(), TensorDataset(x, index, y)):
+        assert torch.equal(others[-1].predict(inputs).mean, wanted)
     loader = DataLoader(TensorDataset(x, index, y), batch_size=25)
     torch.testing.assert_close(first.predict(loader).mean, wanted)
     scores = first.evaluate((x, index), y)
@@ -214,6 +217,12 @@ def test_whole_numbers_are_targets_of_a_regression_too() -> None:
         (lambda x, i, y: ((x, i + 2**25), y), "beyond 16777216"),
         (lambda x, i, y: (x, i, y.float(), y), "forward takes"),
         (lambda x, i, y: ({"x": ["a"] * 60, "index": i}, y), r"\['x'\] are not tensors"),
+        (
+            lambda x, i, y: [(x[0], i[0], y[0])] * 60,
+            r"got list of 60 \['tuple'\].*DataLoader\(rows",
+        ),
+        (lambda x, i, y: ChainDataset([]), r"give DataLoader\(dataset\)"),
+        (lambda x, i, y: Subset(TensorDataset(x, i, y), []), "the dataset is empty"),
     ],
 )
 def test_what_cannot_be_taken_is_refused_with_the_remedy(data, said: str) -> None:

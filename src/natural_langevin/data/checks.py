@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from natural_langevin._internal.chains import Batch
 
@@ -81,6 +82,20 @@ def _missing(part: Any) -> bool:
     return hasattr(part, "isna") and bool(np.asarray(part.isna()).any())
 
 
+def in_memory(data: Any) -> Any:
+    """All rows of a Dataset as one batch, as a DataLoader collates them; other data as they are."""
+    if isinstance(data, TensorDataset):
+        return data.tensors
+    if isinstance(data, IterableDataset):
+        raise TypeError(f"a {type(data).__name__} has no rows to index: give DataLoader(dataset)")
+    if isinstance(data, Dataset):
+        rows = [data[k] for k in range(len(data))]  # type: ignore[arg-type]
+        if not rows:
+            raise ValueError("the dataset is empty: give at least one sample")
+        return default_collate(rows)
+    return data
+
+
 def split_pair(item: Any) -> Batch:
     """(x, y); with y alone, (None, y) or (y,), the network sees y itself (unsupervised).
 
@@ -94,10 +109,10 @@ def split_pair(item: Any) -> Batch:
             return tensors[0], tensors[-1]
     kind = type(item).__name__
     if isinstance(item, (tuple, list)):
-        kind += f" of {[type(part).__name__ for part in item]}"
+        kind += f" of {len(item)} {sorted({type(part).__name__ for part in item})}"
     raise TypeError(
-        f"data must be a pair of tensors (x, y), a tensor y, a TensorDataset or a DataLoader of "
-        f"those, got {kind}: use torch.as_tensor on arrays"
+        f"data must be a pair of tensors (x, y), a tensor y, a Dataset or a DataLoader of "
+        f"those, got {kind}: use torch.as_tensor on arrays, DataLoader(rows) on a list of samples"
     )
 
 
@@ -116,12 +131,18 @@ def shown_to_model(x: Tensor) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
+        packed = "must be Tensor, not" in str(error)
+        if isinstance(error, TypeError) and not packed:
+            raise
         remedy = ""
         if x.ndim < 2:
             remedy = "; rows of x are samples: x[:, None] for one number each, x[None] for one row"
         elif "dtype" in str(error) or "scalar type" in str(error):  # by the operation that refused
             remedy = f"; x is {x.dtype}: convert it, x.float() for a float32 model"
+        elif packed:
+            remedy = "; a network of one argument gets all of (x1, x2, y)'s inputs, or a "
+            remedy += "dictionary, in it: give the pair (x, y)"
         raise ValueError(
             f"the model cannot take x of shape {tuple(x.shape)}: "
             f"{str(error).partition('Exception raised')[0].strip()}{remedy}"

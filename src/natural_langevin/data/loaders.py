@@ -40,6 +40,8 @@ from natural_langevin import random
 from natural_langevin._internal.chains import Batch
 from natural_langevin.data.checks import check_pair, split_pair
 
+NO_BATCH = "the DataLoader gave no batch: is its dataset smaller than one (drop_last), or empty?"
+
 
 class Epoch(NamedTuple):
     """``num_data``: N, or None where it cannot be told, and then ``why``.
@@ -240,7 +242,7 @@ class Loader(_LoaderStream):
             self._iterator = iter(self._loader)
             item = next(self._iterator, None)
             if item is None:
-                raise ValueError("the DataLoader gave no batch: is its dataset empty?")
+                raise ValueError(NO_BATCH)
         x, y = self._pair(item)
         self._rows, self._largest = self._rows + len(x), max(self._largest, len(x))
         if self.check is not None:
@@ -278,7 +280,7 @@ class OwnOrders(_LoaderStream):
         split: Split = split_pair,
     ) -> None:
         if not len(rows):
-            raise ValueError("the DataLoader gave no batch: is its dataset empty?")
+            raise ValueError(NO_BATCH)
         super().__init__(loader, device=device, split=split)
         self.chains = len(chain)
         self.rows, self.num_data = rows, len(rows)

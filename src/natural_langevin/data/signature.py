@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 from natural_langevin._internal.chains import Batch
-from natural_langevin.data.checks import as_tensor, check_pair, refuse_text, split_pair
+from natural_langevin.data.checks import as_tensor, check_pair, in_memory, refuse_text, split_pair
 
 log = logging.getLogger("natural_langevin")
 
@@ -70,7 +70,9 @@ class Signature:
 
     def split(self, item: Any) -> Batch:
         """(x, y) of data or of a batch: a pair, tensors of which the last is the target, a
-        dictionary with its targets under one of ``TARGETS``, or y alone (unsupervised)."""
+        dictionary with its targets under one of ``TARGETS``, y alone (unsupervised), or a Dataset
+        of these."""
+        item = in_memory(item)
         if isinstance(item, Mapping):
             found = [name for name in TARGETS if name in item]
             if len(found) != 1:
@@ -95,13 +97,13 @@ class Signature:
 
     def labelled(self, x: Any, y: Any = None) -> Batch:
         """(x, y) from the two, or from one of what ``Langevin.sample`` takes: a pair, a dictionary,
-        a TensorDataset or a DataLoader, whose batches are put one after the other."""
+        a Dataset or a DataLoader, whose batches are put one after the other."""
         if y is not None:
             x, y = self.split((x, y))
         elif isinstance(x, DataLoader):
             x, y = map(torch.cat, zip(*map(self.split, x), strict=True))
         else:
-            x, y = self.split(x.tensors if isinstance(x, TensorDataset) else x)
+            x, y = self.split(x)
         check_pair(x, y)
         if not len(x):
             raise ValueError("there is nothing to score: x and y are empty")
@@ -130,7 +132,10 @@ class Signature:
 
     def batches(self, x: Any, batch_size: int) -> Iterator[Tensor]:
         """Inputs to predict, in batches: a tensor (or what ``inputs`` takes) is split; a DataLoader
-        gives its own, of inputs alone or with targets behind them."""
+        gives its own, of inputs alone or with targets behind them, as a Dataset does."""
+        if isinstance(x, Dataset):
+            yield from self._of_item(in_memory(x)).split(batch_size)
+            return
         several = isinstance(x, tuple | list) and self.several == len(x) > 1
         if several or isinstance(x, Tensor | Mapping) or hasattr(x, "__array__"):
             yield from self.inputs(x).split(batch_size)

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from natural_langevin import random
 from natural_langevin._internal.chains import Batch
@@ -230,7 +230,7 @@ def as_stream(
     device: torch.device,
     split: Split = split_pair,
 ) -> Stream:
-    """Accepts (x, y), y alone, a TensorDataset, Subsets, SymmetricSweeps, a DataLoader or
+    """Accepts (x, y), y alone, a Dataset, Subsets, SymmetricSweeps, a DataLoader or
     SharedBatches; ``split`` makes (x, y) of a loader's batch, and of data in memory."""
     if isinstance(data, DataLoader | SharedBatches):
         return stream_of(data, chain=chain, seed=seed, device=device, split=split)
@@ -243,7 +243,5 @@ def as_stream(
         return SymmetricOrder(
             data.x, data.y, batch_size=batch_size, chain=chain, seed=seed, device=device
         )
-    if isinstance(data, TensorDataset):
-        data = data.tensors
     x, y = split(data)
     return InMemory(x, y, batch_size=batch_size, chain=chain, seed=seed, device=device)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from natural_langevin._internal.chains import likelihood_powers
 from natural_langevin.posterior.posterior import Posterior
@@ -27,7 +27,7 @@ def influence(
     """-beta Cov(loss of datum i, loss of query q) over the draws: (query, datum), float64. Negative
     where more weight on the datum lowers the query's loss.
 
-    ``data`` and ``queries``: (x, y), or a TensorDataset. ``chains``: the chains to use; None: all,
+    ``data`` and ``queries``: (x, y), or a Dataset. ``chains``: the chains to use; None: all,
     if they have one target. Covariances are computed within chains.
     """
     if isinstance(estimate, LearningCoefficient):
@@ -46,9 +46,8 @@ def influence(
 def _centred_losses(posterior: Posterior, rows: Any, chains: list[int]) -> Tensor:
     if isinstance(rows, DataLoader):
         raise TypeError(
-            "influences are of rows in a known order, got a DataLoader: give (x, y) or a "
-            "TensorDataset"
+            "influences are of rows in a known order, got a DataLoader: give (x, y) or a Dataset"
         )
-    x, y = posterior.signature.split(rows.tensors if isinstance(rows, TensorDataset) else rows)
+    x, y = posterior.signature.split(rows)
     found = -posterior.log_likelihood(x, y, chains=chains).double().cpu()
     return found - found.mean(1, keepdim=True)

@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from natural_langevin import priors
 from natural_langevin._internal.chains import Params, likelihood_powers
@@ -84,7 +84,7 @@ def llc(
     """The local learning coefficient at the model's weights w*, with its error and warnings.
 
     Args:
-        data: (x, y) tensors, a TensorDataset, or a DataLoader.
+        data: (x, y) tensors, a Dataset, or a DataLoader.
         gamma: localisation: the prior is N(w*, s^2 / gamma), s^2 the mean square of a tensor's
             weights (``localised``). ``prior`` replaces it, such as ``priors.around(model,
             variance=0.01)``.
@@ -250,7 +250,7 @@ def rows_of(data: Any, num_data: float | None) -> float:
             raise ValueError(
                 "this DataLoader does not say how many data there are: give num_data=n"
             ) from None
-    rows = data.tensors if isinstance(data, TensorDataset) else data
+    rows = data
     while isinstance(rows, Mapping | tuple | list):
         rows = next(iter(rows.values())) if isinstance(rows, Mapping) else rows[-1]
     return float(len(rows))

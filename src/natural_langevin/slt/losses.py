@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from natural_langevin._internal.chains import Batch, Params
 from natural_langevin.langevin import Langevin
@@ -25,7 +25,7 @@ def batches(sampler: Langevin, data: Any) -> Iterator[Batch]:
         for item in data:
             yield sampler.signature.split(item)
         return
-    x, y = sampler.signature.split(data.tensors if isinstance(data, TensorDataset) else data)
+    x, y = sampler.signature.split(data)
     yield from zip(x.split(ROWS), y.split(ROWS), strict=True)
 
 

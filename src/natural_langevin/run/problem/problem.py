@@ -17,13 +17,13 @@ from functools import cached_property
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from natural_langevin import priors
 from natural_langevin._internal.chains import Batch
 from natural_langevin._internal.fingerprints import fingerprint
 from natural_langevin._internal.processes import Processes, SingleProcess
-from natural_langevin.data.loaders import SharedBatches
+from natural_langevin.data.loaders import NO_BATCH, SharedBatches
 from natural_langevin.data.signature import Signature
 from natural_langevin.data.streams import (
     InMemory,
@@ -97,7 +97,7 @@ class Problem:
     def on(self, data: object) -> Problem:
         """The same problem with these data."""
         if not isinstance(data, ORDERED):
-            data = self.signature.split(data.tensors if isinstance(data, TensorDataset) else data)
+            data = self.signature.split(data)
         return dataclasses.replace(self, data=data)
 
     def moves_as(self, other: Problem) -> bool:
@@ -185,6 +185,8 @@ class Problem:
             pairs.append(pair)
             if sum(len(x) for x, _ in pairs) >= LOADER_ROWS:
                 break
+        if not pairs:
+            raise ValueError(NO_BATCH)
         x, y = (torch.cat(parts) for parts in zip(*pairs, strict=True))
         with contextlib.suppress(TypeError):
             known = known or len(loader.dataset)  # type: ignore[arg-type]

@@ -10,7 +10,8 @@ has logged, with seconds, is on stderr as it comes:
     perceptron, all data   the same with all data in every step: a reference
     perceptron, devinterp  its SGLD on the same network, one of six chains of as many steps
     checkpoints            of one short training of a convolutional network on MNIST, as chains of
-                           one run
+                           one run: the first call of a process; Triton's kernels are compiled
+                           in it if this machine has not run it before
     checkpoints, RMSProp   the same in another metric
     checkpoints, longer    every tenth of them, with twenty times the steps: what all should have
     checkpoints, devinterp its SGLD at three of them, each with its documented 10 chains of 100
@@ -179,12 +180,10 @@ def checkpoints(
             draws=8 if times == 1 else 64, device=given.device, preconditioner=metric,
         )  # fmt: skip
 
-    _, built = timed(given.device, lambda: curve(kept[:2], 20))
     found, seconds = timed(given.device, lambda: curve(kept, steps))
     config = found.estimates[0].posterior.config
     return {
         "checkpoints": len(kept), "steps": config["steps"], "seconds": seconds,
-        "built_once": built,
         "weights": sum(p.numel() for p in net.parameters()), "execution": config["execution"],
         "step_size": config["recipe"]["step_size"], "value": found.value.tolist(),
         "error": found.error.tolist(), "loss": found.loss.tolist(),

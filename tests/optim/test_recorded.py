@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from natural_langevin import dynamics, likelihoods, preconditioners
-from natural_langevin.execution import graphs
+from natural_langevin._internal import cuda_graphs
 from natural_langevin.optim import NaturalLangevin
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -91,11 +91,11 @@ def test_recorded_steps_are_the_steps_themselves(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder = Recorder()
-    monkeypatch.setattr(graphs, "has_graphs", lambda device: True)
-    monkeypatch.setattr(graphs, "recordable", lambda on: False)
+    monkeypatch.setattr(cuda_graphs, "has_graphs", lambda device: True)
+    monkeypatch.setattr(cuda_graphs, "recordable", lambda on: False)
     expected = run(OPTIONS[name])
-    monkeypatch.setattr(graphs, "recordable", lambda on: True)
-    monkeypatch.setattr(graphs, "record", recorder)
+    monkeypatch.setattr(cuda_graphs, "recordable", lambda on: True)
+    monkeypatch.setattr(cuda_graphs, "record", recorder)
     found = run(OPTIONS[name], recorder)
     assert recorder.recorded >= (2 if name == "QDOP" else 1)
     for a, b in zip(found, expected, strict=True):
@@ -108,11 +108,11 @@ def test_what_cannot_be_recorded_runs_as_it_did(
     def broken(function: Callable[[], Any], device: torch.device) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(graphs, "has_graphs", lambda device: True)
-    monkeypatch.setattr(graphs, "recordable", lambda on: False)
+    monkeypatch.setattr(cuda_graphs, "has_graphs", lambda device: True)
+    monkeypatch.setattr(cuda_graphs, "recordable", lambda on: False)
     expected = run({})
-    monkeypatch.setattr(graphs, "recordable", lambda on: True)
-    monkeypatch.setattr(graphs, "record", broken)
+    monkeypatch.setattr(cuda_graphs, "recordable", lambda on: True)
+    monkeypatch.setattr(cuda_graphs, "record", broken)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     found = run({})
     # Statistics of one pass and of several, and the step.

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin import Langevin, likelihoods
+from natural_langevin._internal import cuda_graphs
 from natural_langevin.statistics import in_turn
 
 
@@ -31,6 +38,46 @@ def test_the_same_step(given_axis: bool, monkeypatch: pytest.MonkeyPatch) -> Non
     together, alone = found.values()
     torch.testing.assert_close(alone, together, rtol=1e-12, atol=1e-12)
     assert not torch.equal(alone[2][0], alone[2][1])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_one_chains_graph_is_replayed_for_all(
+    shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps with and without statistics have a graph each, and their bits are those without."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(36, 3))
+    x, y = torch.randn(12, 2, 5, 5), torch.arange(12) % 3
+    monkeypatch.setattr(in_turn, "ONE_BY_ONE", 1)
+    replays = []
+
+    def record(function: Callable[[], Any], device: torch.device) -> Any:
+        result = function()
+
+        def replay() -> None:
+            replays.append(1)
+            pytree.tree_map(lambda into, value: into.copy_(value), result, function())
+
+        return replay, result
+
+    found = []
+    for recordings in (None, {}):
+        sampler = Langevin(
+            model, likelihoods.Categorical(), chains=4, step_size=1e-3, compile=False
+        )
+        data = DataLoader(TensorDataset(x, y), batch_size=6) if shared else (x, y)
+        size = None if shared else 6
+        engine, state = sampler.prepare(data, steps=8, burn_in=4, batch_size=size)
+        engine.dynamics = replace(engine.dynamics, recordings=recordings)  # type: ignore[type-var]
+        with monkeypatch.context() as patch:
+            patch.setattr(cuda_graphs, "recordable", lambda on: True)
+            patch.setattr(cuda_graphs, "record", record)
+            state, info = engine.run(state, 0, 8)
+        found.append((state.params, state.metric, info.loss))
+        assert engine.recorded == (0 if recordings is None else 2)
+    # Two calls of each kind come before its recording.
+    assert len(replays) == 8 * 4 - 2 * 2
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
 
 
 def test_the_same_predictions(monkeypatch: pytest.MonkeyPatch) -> None:

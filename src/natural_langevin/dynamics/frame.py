@@ -50,7 +50,7 @@ from natural_langevin.preconditioners import (
     resolve_damping,
 )
 from natural_langevin.priors import Prior
-from natural_langevin.statistics import Evaluation, Gradients
+from natural_langevin.statistics import Evaluation, Gradients, Recordings
 
 EVERY_BATCH = Kind()
 #: Normals that are made ahead, at most.
@@ -179,6 +179,8 @@ class LangevinDynamics:
     control_variates: int | None = None
     #: beta, the power of the likelihood: (chain,). None: 1.
     power: Tensor | None = None
+    #: Where graphs of one chain's passes are kept, for chains taken in turn; None: not recorded.
+    recordings: Recordings | None = None
 
     #: Where in a chain's noise stream every parameter's draws begin, and where all of them end.
     starts: dict[str, int] = field(init=False)
@@ -274,6 +276,7 @@ class LangevinDynamics:
             statistics=kind.adapts,
             basis=self.preconditioner.basis(state.metric) if kind.adapts else {},
             loss_dtype=torch.float64 if self.integrator.compares_energies else None,
+            recordings=self.recordings,
         )
         found.size = batch[0].shape[1 if chain_axis else 0]
         if not state.anchor:
@@ -286,6 +289,7 @@ class LangevinDynamics:
         return self.gradients(
             params, state.likelihood, batch,
             chain_axis=chain_axis, key=self._no_key, step=state.step, statistics=False,
+            recordings=self.recordings,
         ).gradient  # fmt: skip
 
     def refuse_learning(self, what: str) -> None:

@@ -16,6 +16,7 @@ import contextlib
 import copy
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -93,6 +94,15 @@ def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
+def replaying(dynamics: Dynamics, state: State, stream: Stream) -> Dynamics:
+    """The same dynamics with graphs of their own, where chains are taken in turn: one chain's
+    passes are recorded and replayed for all. A graph of 100 chains takes seconds to record."""
+    if not isinstance(dynamics, LangevinDynamics):
+        return dynamics
+    in_turn = dynamics.gradients.in_turn(state.params, stream.example()[0])
+    return replace(dynamics, recordings={}) if in_turn else dynamics
+
+
 class Engine:
     """Advances states along one stream of data, at the rates of a table that starts at step 0."""
 
@@ -160,6 +170,8 @@ class Engine:
     @property
     def recorded(self) -> int:
         """How many CUDA graphs are in use."""
+        if isinstance(self.dynamics, LangevinDynamics) and self.dynamics.recordings:
+            return sum(one.recorded for one in self.dynamics.recordings.values())
         return 0 if self._graph is None else self._graph.recorded
 
     def prepare(self, state: State) -> None:
@@ -240,6 +252,8 @@ class Engine:
             )
             if self._executor is not None:
                 return
+        if self.mode == "auto" and device.type == "cuda":
+            self.dynamics = replaying(self.dynamics, state, self.stream)
         if self.mode == "compiled":
             self.step = Attempt(self._compiled_step(state), lambda text: self.notify(text))
         else:
@@ -249,7 +263,10 @@ class Engine:
             elif self.step is None and device.type == "cpu":
                 self._traces = traced = TracedStep()
                 self._pure = traced.step
-        if device.type == "cuda" and self.step is not None:
+        in_turn = (
+            isinstance(self.dynamics, LangevinDynamics) and self.dynamics.recordings is not None
+        )
+        if device.type == "cuda" and self.step is not None and not in_turn:
             self._graph = GraphedStep(self.step)
 
     def _fused_step(self, state: State, compile: Any = None) -> kernels.FusedStep | None:
@@ -307,6 +324,7 @@ class Engine:
             step.build(*asked, own, self.rates.kinds)
             info = step(*asked, own, batch, kind)
             with plain():
+                asked = replaying(self.dynamics, state, self.stream), self._data
                 expected, right = pure_step(*asked, state, batch, kind)
                 wrong = disagreement(own.params, expected.params, state.params)
                 if wrong:

@@ -5,24 +5,19 @@ compiled code. Each kind of step (with and without statistics) and each shape of
 of its own; all of them work on the same state. Before a recording the step has run a few times on a
 side stream, as it must: libraries set themselves up in their first calls. Those are ordinary steps
 of the run. What cannot be recorded runs as it did, and the log says so.
-
-``RecordedFunction`` does the same for a part of somebody else's step.
 """
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from natural_langevin._internal.chains import Batch
+from natural_langevin._internal.cuda_graphs import WARM_UP, recording
 from natural_langevin._internal.messages import first_line
 from natural_langevin.dynamics.base import Dynamics, Info, State
 from natural_langevin.dynamics.rates import Kind
@@ -30,8 +25,6 @@ from natural_langevin.execution.stepping import InPlaceStep, StepData, overwrite
 
 log = logging.getLogger("natural_langevin")
 
-#: Ordinary steps before one is recorded.
-WARM_UP = 2
 #: Shapes of a DataLoader's batches that get a graph; a network fed with ever new ones has none.
 MOST_SHAPES = 4
 
@@ -117,7 +110,7 @@ class GraphedStep:
                     self._pool = torch.cuda.graph_pool_handle()
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
-                with _recording(graph, self._pool):
+                with recording(graph, self._pool):
                     info = self._step(dynamics, data, state, static, kind)
         except Exception as error:  # something in the network waits for the host
             log.warning("no CUDA graph (%s); launching kernels one by one", first_line(error))
@@ -129,95 +122,3 @@ class GraphedStep:
         self._recordings[key] = _Recording(graph, static, info)
         graph.replay()
         return info
-
-
-class RecordedFunction:
-    """A function of tensors, recorded as soon as it is warm, where tensors are on a GPU.
-
-    All calls are alike: functions that do the same, on inputs of the same shapes, which are copied
-    to where the graph reads them. What comes out lies where the next call will write. A function
-    may also read and write tensors that are no inputs, its ``fixed`` ones: where these have moved,
-    it is recorded anew."""
-
-    def __init__(self, what: str) -> None:
-        self._what, self._calls, self._places = what, 0, tuple[int, ...]()
-        self._replay: Callable[[], Any] | None = None
-        self._static: list[Tensor] = []
-        self._result: Any = None
-
-    def __call__(
-        self, function: Callable[..., Any], inputs: Sequence[Tensor], fixed: Sequence[Tensor] = ()
-    ) -> Any:
-        """``function(*inputs)``."""
-        if not recordable(inputs[0]):
-            return function(*inputs)
-        places = tuple(t.data_ptr() for t in fixed)
-        if places != self._places:
-            self._places, self._replay, self._calls = places, None, min(self._calls, 0)
-        if self._replay is not None:
-            _copy_all(self._static, inputs)
-            self._replay()
-            return self._result
-        self._calls += 1
-        if self._calls <= WARM_UP:
-            return function(*inputs)
-        return self._record(function, inputs)
-
-    def _record(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
-        static = [torch.empty_like(t) for t in inputs]
-        _copy_all(static, inputs)
-        try:
-            replay, result = record(lambda: function(*static), inputs[0].device)
-        except Exception as error:  # something waits for the host
-            log.warning("no CUDA graph of %s (%s)", self._what, first_line(error))
-            torch.cuda.synchronize()
-            self._calls = NEVER
-            return function(*inputs)
-        self._static, self._replay, self._result = static, replay, result
-        replay()  # recording runs nothing
-        return result
-
-
-#: Calls counted from here on never make a recording.
-NEVER = -(1 << 60)
-
-
-def has_graphs(device: torch.device) -> bool:
-    """Whether what happens on a device can be recorded."""
-    return device.type == "cuda"
-
-
-def recordable(on: Tensor) -> bool:
-    """Whether it can be now, on this tensor's: nobody else is recording."""
-    return has_graphs(on.device) and not torch.cuda.is_current_stream_capturing()
-
-
-@contextmanager
-def _recording(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
-    """What is launched is recorded. Other threads may go on using the device meanwhile. The garbage
-    collector rests: where it frees a graph that somebody else has left, this one is lost."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            yield
-    finally:
-        if collects:
-            gc.enable()
-
-
-def record(function: Callable[[], Any], device: torch.device) -> tuple[Callable[[], Any], Any]:
-    """How to run ``function`` again, and where its result will then lie."""
-    with torch.cuda.device(device):
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with _recording(graph):
-            result = function()
-    return graph.replay, result
-
-
-def _copy_all(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """In as few launches as there are kinds of numbers."""
-    for dtype in {t.dtype for t in into}:
-        own = [(a, b) for a, b in zip(into, values, strict=True) if a.dtype == dtype]
-        torch._foreach_copy_([a for a, _ in own], [b for _, b in own])

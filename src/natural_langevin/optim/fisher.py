@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from natural_langevin._internal.chains import Params, Units
-from natural_langevin.execution.graphs import RecordedFunction
+from natural_langevin._internal.cuda_graphs import RecordedFunction
 from natural_langevin.execution.kernels.layer import LayerCall
 from natural_langevin.optim import shards
 from natural_langevin.optim.agreement import waiting

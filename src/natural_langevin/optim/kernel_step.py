@@ -15,11 +15,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from natural_langevin._internal import cuda_graphs
 from natural_langevin._internal.chains import Units
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics, kernels_of
 from natural_langevin.dynamics.rates import Rates
-from natural_langevin.execution import graphs
 from natural_langevin.execution.kernels import Backend, LayerTask, backend_for
 from natural_langevin.execution.kernels.layer import (
     KINDS,
@@ -97,7 +97,7 @@ class KernelStep:
         """One step over ``params`` and ``state``, whose ``evaluation`` is by name; ``calls``, by
         weight, stand for the statistics of their layers."""
         goes_on = torch.ones_like(rates.step_size) if keep is None else keep
-        at = state.step if graphs.has_graphs(self._vector.device) else int(state.step)
+        at = state.step if cuda_graphs.has_graphs(self._vector.device) else int(state.step)
         drawn = self._drawn(dynamics, rates, num_data, goes_on, at)
         inputs = LayerInputs(*drawn, rates.kind.adapts, dynamics.fresh(rates.kind))
         theta, states = self._places(params, state)

@@ -15,12 +15,12 @@ from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
 
 from natural_langevin import random
+from natural_langevin._internal import cuda_graphs
 from natural_langevin._internal.chains import Params, Units
 from natural_langevin._internal.messages import first_line
 from natural_langevin.dynamics.base import State, note_diverged, select
 from natural_langevin.dynamics.frame import Integrator, LangevinDynamics
 from natural_langevin.dynamics.rates import Rates
-from natural_langevin.execution import graphs
 from natural_langevin.execution.agreement import disagreement
 from natural_langevin.execution.kernels.layer import LayerCall
 from natural_langevin.execution.stepping import overwrite
@@ -141,7 +141,7 @@ class VectorUpdate:
         self._prior: dict[str, Prior] = {VECTOR: VectorPrior(self.vector, own)}
         self._own_prior, self._drawn, self._units = own, drawn, units
         self._kernels: dict[float, KernelStep | None] = {}  # by N
-        self._recordings: dict[Any, graphs.RecordedFunction] = {}  # by kind of step
+        self._recordings: dict[Any, cuda_graphs.RecordedFunction] = {}  # by kind of step
         self._named: MetricLayout | None = None
         if isinstance(self._metric, NamedMetric):
             shapes = {k: p.shape for k, p in local.items()}
@@ -263,7 +263,7 @@ class VectorUpdate:
             kernels = None
         if kernels is None and "calls" in own:
             given = given._replace(moments=self._formed(own))
-        if in_place or not graphs.has_graphs(self.vector.device):  # in place: others record it
+        if in_place or not cuda_graphs.has_graphs(self.vector.device):  # in place: others record it
             self._advance(kernels, local, given, in_place=in_place)
         else:
             key = rates.kind, temperature, size, keep is None, kernels is None
@@ -298,7 +298,9 @@ class VectorUpdate:
         if kind.first or kind.refreshes or len(self._recordings.keys() | {key}) > MOST_RECORDINGS:
             advance(*leaves)
             return
-        recorded = self._recordings.setdefault(key, graphs.RecordedFunction("the optimizer's step"))
+        recorded = self._recordings.setdefault(
+            key, cuda_graphs.RecordedFunction("the optimizer's step")
+        )
         state = self._state
         fixed = pytree.tree_leaves((local, state.mean, state.metric, state.own))
         recorded(advance, leaves, fixed)
@@ -306,7 +308,7 @@ class VectorUpdate:
     def deferrable(self, num_data: float) -> list[frozenset[str]]:
         """Parameters, those of a layer together, whose step forms its own statistics: known before
         the first step, which has the bits of any other."""
-        if graphs.has_graphs(self.vector.device) or not self.vector.length:
+        if cuda_graphs.has_graphs(self.vector.device) or not self.vector.length:
             return []
         known = self._kernels.get(num_data) or self._kernel_step(self._local(), num_data)
         if known is None or known.on_trial:

@@ -9,7 +9,7 @@ statistics that may be asked for, ``rules`` one file for every kind of layer.
 from natural_langevin._internal.chains import Params
 from natural_langevin.statistics.capture import Network
 from natural_langevin.statistics.data_parallel import DataParallel, Part
-from natural_langevin.statistics.gradients import Gradients
+from natural_langevin.statistics.gradients import Gradients, Recordings
 from natural_langevin.statistics.moments import Sharing, split_rows, unit_rows
 from natural_langevin.statistics.prepare import (
     check_hooks,
@@ -57,6 +57,7 @@ __all__ = [
     "Outer",
     "Params",
     "Part",
+    "Recordings",
     "Request",
     "Requests",
     "Rule",

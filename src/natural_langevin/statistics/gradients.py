@@ -20,12 +20,13 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
+from natural_langevin._internal import cuda_graphs
 from natural_langevin._internal.chains import Params
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.likelihoods import State as LikelihoodState
 from natural_langevin.statistics.capture import Network
 from natural_langevin.statistics.data_parallel import DataParallel, Part, at_its_rows
-from natural_langevin.statistics.in_turn import in_turn, one_by_one, one_of
+from natural_langevin.statistics.in_turn import in_turn, one_by_one, one_of, replayed
 from natural_langevin.statistics.moments import NO_BASIS, Sharing, chunk_numbers
 from natural_langevin.statistics.one_chain import OneChain, clipped, from_layers, kind_of
 from natural_langevin.statistics.plan import Plan, make_plan
@@ -40,6 +41,10 @@ from natural_langevin.statistics.requests import (
     check_requests,
     grouped,
 )
+
+#: Graphs of one chain's passes, by what they are to do; of batches of ever new shapes, the first.
+Recordings = dict[Any, cuda_graphs.RecordedFunction]
+MOST_RECORDINGS = 8
 
 
 def _without_axis(function: Any, axes: tuple[int | None, ...], *values: Any) -> Any:
@@ -131,10 +136,12 @@ class Gradients:
         statistics: bool = True,
         basis: Basis = NO_BASIS,
         loss_dtype: torch.dtype | None = None,
+        recordings: Recordings | None = None,
     ) -> Evaluation:
         """``key`` (chain, 2) draws y~; the likelihood's own averages use the rate 1/sqrt(t).
         Without ``statistics`` the gradient alone is computed, as if nothing else were needed.
         ``basis``: that of the statistics "rotated". ``loss_dtype``: in which losses are averaged.
+        ``recordings``: where a GPU keeps the graphs of one chain, if chains are taken in turn.
 
         For the layers named in ``deferred``, some of ``deferrable``, neither gradient nor
         statistics are formed: the evaluation holds their ``DeferredCall`` instead."""
@@ -144,7 +151,9 @@ class Gradients:
         one = self._one_chain(params, self.requests if statistics else frozenset(), deferred)
         one.loss_dtype = loss_dtype
         if self.data_parallel is None:
-            found = self._evaluate(one, params, likelihood, batch, key, rate, chain_axis, basis)
+            found = self._evaluate(
+                one, params, likelihood, batch, key, rate, chain_axis, basis, recordings
+            )
         else:
             found = self._in_parallel(
                 one, params, likelihood, batch, key, rate, chain_axis, basis, self.data_parallel
@@ -152,6 +161,11 @@ class Gradients:
         if self.clip is not None:
             found.gradient = vmap(partial(clipped, limit=self.clip))(found.gradient)
         return found
+
+    def in_turn(self, params: Params, x: Tensor) -> bool:
+        """Whether chains are taken one after the other on a batch ``x`` (no chain axis)."""
+        several = len(next(iter(params.values()))) > 1 and self.data_parallel is None
+        return several and one_by_one(self.network.model, params, x)
 
     def _one_chain(self, params: Params, requests: Requests, deferred: tuple[str, ...]) -> OneChain:
         first = next(iter(params.values()))
@@ -174,6 +188,7 @@ class Gradients:
         rate: Tensor,
         chain_axis: bool,
         basis: Basis,
+        recordings: Recordings | None = None,
     ) -> Evaluation:
         """All chains on a batch, or on the part of one that is here."""
         data = 0 if chain_axis else None
@@ -186,6 +201,11 @@ class Gradients:
         elif one_by_one(self.network.model, params, batch[0][0] if chain_axis else batch[0]):
             one.numbers = chunk_numbers(key.device)
             over_chains = partial(in_turn, one.evaluate, len(key), axes)
+            what = one.requests, one.deferred, one.loss_dtype, axes, batch[0].shape
+            if recordings is not None and len(recordings) < MOST_RECORDINGS:
+                recordings.setdefault(what, cuda_graphs.RecordedFunction("a chain's passes"))
+            if recordings and what in recordings and cuda_graphs.recordable(key):
+                over_chains = partial(replayed, one.evaluate, recordings[what], len(key), axes)
         loss, gradient, found, state, calls = over_chains(
             params, likelihood, *batch, key, rate, basis
         )

@@ -1,18 +1,21 @@
 """Several networks at once (``vmap``), or one after the other.
 
 Together, the convolutions of several networks become one of as many groups, which libraries do by
-detours, while one alone fills the device.
+detours, while one alone fills the device. On a GPU one network's part is recorded as a CUDA graph,
+and replayed for every other one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils import _pytree as pytree
+
+from natural_langevin._internal.cuda_graphs import RecordedFunction, copy_all
 
 #: Numbers that a convolution gives for a minibatch, from which on networks are taken one by one.
 ONE_BY_ONE = 1 << 20
@@ -46,6 +49,28 @@ def in_turn(
     """``vmap``, one network after the other."""
     found = [function(*one_of(k, axes, values)) for k in range(count)]
     return pytree.tree_map(lambda *parts: torch.stack(parts), *found)
+
+
+def replayed(
+    function: Callable[..., Any],
+    recorded: RecordedFunction,
+    count: int,
+    axes: tuple[int | None, ...],
+    *values: Any,
+) -> Any:
+    """``in_turn``, by the graph of the function in which ``recorded`` holds it."""
+    trees: list[Sequence[Tensor]] = []
+    for axis, value in zip(axes, values, strict=True):
+        own = pytree.tree_leaves(value)
+        trees += [[t] * count if axis is None else t.unbind() for t in own]
+    spec = pytree.tree_structure(values)
+    every: list[Tensor] = []
+    for k, one in enumerate(zip(*trees, strict=True)):
+        found = recorded(lambda *given: function(*pytree.tree_unflatten(given, spec)), one)
+        parts, shape = pytree.tree_flatten(found)
+        every = every or [t.new_empty(count, *t.shape) for t in parts]
+        copy_all([t[k] for t in every], parts)  # the next one writes over them
+    return pytree.tree_unflatten(every, shape)
 
 
 def of_each(

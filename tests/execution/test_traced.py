@@ -13,6 +13,7 @@ from natural_langevin import Langevin, dynamics, likelihoods, preconditioners
 from natural_langevin.dynamics import State
 from natural_langevin.execution import traced
 from natural_langevin.execution.stepping import overwrite
+from natural_langevin.run import preparation
 
 
 class Residual(nn.Module):
@@ -108,3 +109,59 @@ def test_states_are_written_over_whatever_else_they_hold() -> None:
     assert torch.equal(old["more"][0][0], torch.ones(1))
     with pytest.raises(AttributeError):
         overwrite({"count": 3}, {"count": 4})  # would be lost
+
+
+class Recurrent(nn.Module):
+    """Kernels know its update, and torch's operations are its passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.GRU(2, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.cell(x)[0][:, -1])
+
+
+def test_engines_of_the_same_passes_share_their_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever N, rates, priors and noise they have; other numbers of chains have their own."""
+    monkeypatch.setattr(traced, "PATIENCE", -1.0)
+    monkeypatch.setattr(traced, "SEVERAL", 0)
+    made: list[int] = []
+    real = traced._traced
+    monkeypatch.setattr(traced, "_traced", lambda *call: made.append(1) or real(*call))
+    torch.manual_seed(0)
+    x, y = torch.randn(40, 5, 2), torch.arange(40) % 3
+    network = Recurrent()
+
+    def params(sampler: Langevin, rows: int, eta: float) -> dict[str, Tensor]:
+        engine, state = sampler.prepare(
+            (x[:rows], y[:rows]), steps=8, batch_size=10, burn_in=6, step_size=eta
+        )
+        return engine.run(state, 0, 8)[0].params
+
+    def sampler() -> Langevin:
+        return Langevin(network, likelihoods.Categorical(), chains=2, recipe="paper")
+
+    one = sampler()
+    params(one, 40, 1e-3)
+    assert len(made) == 2  # with statistics and without
+    other = params(one, 30, 2e-3)
+    assert len(made) == 2
+    assert all(torch.equal(other[k], v) for k, v in params(sampler(), 30, 2e-3).items())
+    assert len(made) == 4
+    motion = one.motion.on(one.problem.with_chains(3))
+    assert motion.gradients is one.motion.gradients
+    engine, state = preparation.engine(
+        motion.on(motion.problem.on((x, y))), steps=2, batch_size=10, step_size=1e-3
+    )
+    engine.run(state, 0, 2)
+    assert len(made) == 5
+
+
+def test_descents_share_their_gradients() -> None:
+    sampler = Langevin(Recurrent(), likelihoods.Categorical(), chains=1)
+    whole = sampler.motion.gradients
+    metric = preconditioners.RMSProp()
+    asked = metric.requests, metric.targets, metric.sharing
+    assert whole.requesting(*asked) is whole.requesting(*asked) is not whole
+    assert whole.requesting(*asked).network is whole.network

@@ -42,7 +42,7 @@ from natural_langevin.execution.stepping import (
     shape_of,
     step_in_place,
 )
-from natural_langevin.execution.traced import TracedFunction, TracedStep
+from natural_langevin.execution.traced import TracedFunction, TracedStep, traced_passes
 
 log = logging.getLogger("natural_langevin")
 
@@ -286,6 +286,8 @@ class Engine:
         # On a CPU passes are traced. So is the whole step, where kernels do not know all of it.
         if {name for task in tasks for name in task.parameters} != state.params.keys():
             return None
+        assert isinstance(self.dynamics, LangevinDynamics)
+        self._traces = traced_passes(self.dynamics.gradients)
         return kernels.FusedStep(tasks, backend, traces=self._traces)
 
     def _checked(self, step: kernels.FusedStep | None, state: State) -> InPlaceStep | None:

@@ -16,6 +16,7 @@ import operator
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, fx
@@ -26,11 +27,12 @@ from natural_langevin.dynamics.base import Dynamics, Info, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import Kind, Rates
 from natural_langevin.execution.stepping import StepData, pure_step, shape_of
+from natural_langevin.statistics import Gradients
 
 log = logging.getLogger("natural_langevin")
 
 #: Shapes of batches, and kinds of steps, that are traced at most.
-MOST = 8
+MOST = 16
 #: Seconds that steps of a kind have taken, and how many there were, before they are traced, which
 #: takes some seconds and as long as some twenty steps: a short run does not wait for it. Nothing
 #: else depends on it, for the bits are the same.
@@ -61,6 +63,18 @@ class TracedFunction:
         found = function(inputs)
         self._spent[key] = calls + 1, spent + time.perf_counter() - started
         return found
+
+
+#: By the gradients that passes form.
+_KNOWN: WeakKeyDictionary[Gradients, TracedFunction] = WeakKeyDictionary()
+
+
+def traced_passes(gradients: Gradients) -> TracedFunction:
+    """The traces of these passes, the same for every engine: rounds of a descent, a pilot, a trial
+    and the run differ in their numbers. Labels drawn from the model are constants of a trace."""
+    if gradients.targets == "model":
+        return TracedFunction()
+    return _KNOWN.setdefault(gradients, TracedFunction())
 
 
 class TracedStep(TracedFunction):

@@ -39,7 +39,6 @@ from natural_langevin.run import time_limit
 from natural_langevin.run.problem import work
 from natural_langevin.run.problem.starts import losses
 from natural_langevin.run.time_limit import NO_LIMIT, TimeLimit
-from natural_langevin.statistics import Gradients
 
 #: How far, and in which steps, the logarithm of a likelihood's own parameter is looked for.
 OWN_GRIDS = ((12.0, 0.5), (0.5, 0.05))
@@ -175,11 +174,7 @@ def _run(
 def _downhill(moves: LangevinDynamics, rule: Descent) -> LangevinDynamics:
     """RMSProp with momentum and without noise, on the same network and prior."""
     metric = RMSProp(fresh=True)  # so that no step is longer than memory^(-1/2) lengths
-    whole = moves.gradients
-    gradients = Gradients(
-        whole.network, whole.likelihood, requests=metric.requests, targets=metric.targets,
-        sharing=metric.sharing, microbatch=whole.microbatch, clip=whole.clip,
-    )  # fmt: skip
+    gradients = moves.gradients.requesting(metric.requests, metric.targets, metric.sharing)
     return dataclasses.replace(
         moves, integrator=Underdamped(friction=rule.friction), gradients=gradients,
         preconditioner=metric, temperature=torch.zeros_like(moves.temperature), keep_mean=False,

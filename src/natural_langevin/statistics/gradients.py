@@ -75,6 +75,7 @@ class Gradients:
         self.requests, self.targets, self.sharing = check_requests(requests), targets, sharing
         self.microbatch, self.clip, self.data_parallel = microbatch, clip, data_parallel
         self._plans: dict[Any, Plan] = {}  # by ``kind_of`` the inputs
+        self._others: dict[Any, Gradients] = {}
         #: Parameters whose layers have rules that failed their check.
         self.distrusted: frozenset[str] = frozenset()
         #: Kinds of inputs on which the network has passed its checks: it has them once.
@@ -86,7 +87,20 @@ class Gradients:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the plans, which a copy makes anew: torch's descriptions of trees are in them."""
-        return self.__dict__ | {"_plans": {}, "checked": set()}
+        return self.__dict__ | {"_plans": {}, "_others": {}, "checked": set()}
+
+    def requesting(
+        self, requests: Requests, targets: Literal["data", "model"], sharing: Sharing
+    ) -> Gradients:
+        """The same gradients in this process with other statistics: one object, whose passes are
+        planned and traced once."""
+        key = requests, targets, sharing
+        if key not in self._others:
+            self._others[key] = Gradients(
+                self.network, self.likelihood, requests=requests, targets=targets,
+                sharing=sharing, microbatch=self.microbatch, clip=self.clip,
+            )  # fmt: skip
+        return self._others[key]
 
     def prepare(self, params: Params, x: Tensor) -> None:
         """Learns how the network treats a batch like ``x`` (no chain axis). Idempotent."""

@@ -135,7 +135,8 @@ class FusedStep:
             found = passes(inputs)
         else:
             shapes = tuple((t.shape, t.dtype) for t in batch)
-            found = self._traces((kind.adapts, shapes), passes, inputs)
+            key = kind.adapts, chain_axis, state.chains, shapes, self._deferred
+            found = self._traces(key, passes, inputs)
         loss, gradient, statistics, likelihood, handed = found
         keep = still_running(state, loss)
         at = state.step if self._traces is None else int(state.step)

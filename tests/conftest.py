@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_sessionstart() -> None:
     """Collections of garbage that nobody asks for, after every 700 new objects, are rarer."""
-    gc.set_threshold(100_000)
+    gc.set_threshold(500_000)
 
 
 def pytest_collection_finish() -> None:

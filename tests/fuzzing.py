@@ -6,5 +6,5 @@ import os
 
 
 def examples(count: int) -> int:
-    """All of them by `make attack`, and half of them where every other test is run too."""
-    return count if "ATTACK_COUNTS" in os.environ else count // 2
+    """All of them by `make attack`, and a quarter where every other test is run too."""
+    return count if "ATTACK_COUNTS" in os.environ else count // 4

@@ -10,6 +10,7 @@ import pytest
 
 import natural_langevin
 import small_run
+from source_trees import parsed
 
 ROOT = Path(natural_langevin.__file__).parent
 FOLDERS = ("run/problem", "run", "recipe", "distributed")
@@ -41,7 +42,7 @@ def untyped(tree: ast.AST) -> Iterator[str]:
 def test_no_object_of_ours_is_any() -> None:
     """What a user gives is checked in ``validation``, and has no type before."""
     files = [p for p in FILES if p.name != "validation.py"]
-    found = {named(p): [*untyped(ast.parse(p.read_text()))] for p in files}
+    found = {named(p): [*untyped(parsed(p))] for p in files}
     assert not {name: places for name, places in found.items() if places}
     assert [*untyped(ast.parse("def f(state: Any): ..."))]  # the check sees one
 
@@ -63,7 +64,7 @@ def private(tree: ast.Module) -> Iterator[str]:
 
 
 def test_nobody_reads_anothers_private_names() -> None:
-    found = {named(p): [*private(ast.parse(p.read_text()))] for p in FILES}
+    found = {named(p): [*private(parsed(p))] for p in FILES}
     assert not {name: places for name, places in found.items() if places}
     assert [*private(ast.parse("def f(x): return x._hidden"))]  # the check sees one
 
@@ -82,8 +83,8 @@ def hidden(tree: ast.Module) -> set[str]:
 
 def test_no_circle_hides_behind_an_import_that_never_runs() -> None:
     """Nothing of ours is imported for its types alone: only what is slow to load, or optional."""
-    texts = {named(p): p.read_text() for p in ROOT.rglob("*.py")}
-    found = {name: hidden(ast.parse(t)) for name, t in texts.items() if "TYPE_CHECKING" in t}
+    files = [p for p in ROOT.rglob("*.py") if "TYPE_CHECKING" in p.read_text()]
+    found = {named(p): hidden(parsed(p)) for p in files}
     assert set().union(*found.values()) == {"pandas", "jinja2", "wandb"}
     assert hidden(ast.parse("if TYPE_CHECKING:\n    from natural_langevin import x")) == {
         "natural_langevin"

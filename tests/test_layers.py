@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import natural_langevin
+from source_trees import parsed
 
 ROOT = Path(natural_langevin.__file__).parent
 PACKAGE = "natural_langevin"
@@ -57,7 +58,7 @@ def dotted(path: Path) -> str:
 def imported(path: Path) -> frozenset[str]:
     """The package's own modules that a file imports, wherever in the file."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -114,7 +115,7 @@ def named(words: str, own: str) -> set[str]:
 def test_every_package_says_what_it_imports_and_what_imports_it(package: str) -> None:
     file, own = ROOT / package / "__init__.py", entry(package.split("/"))
     assert file.exists(), "a package needs an __init__.py that says what it is"
-    words = " ".join((ast.get_docstring(ast.parse(file.read_text())) or "").split())
+    words = " ".join((ast.get_docstring(parsed(file)) or "").split())
     said = re.search(r"Imports ([^.;]*); ([^.;]*) imports? it\.", words)
     assert said, f"{file} should say 'Imports ...; ... import it.'"
     inside = [p for p in files() if p.is_relative_to(file.parent)]
@@ -139,7 +140,7 @@ def test_no_circles_between_files() -> None:
     known = {dotted(p): p for p in files()}
     graph = {}
     for own, path in known.items():
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         nodes = [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module]
         wanted = {f"{n.module}.{a.name}" for n in nodes for a in n.names}
         modules = {w if w in known else w.rpartition(".")[0] for w in wanted}
@@ -198,7 +199,7 @@ def test_nothing_asks_a_likelihood_for_its_class() -> None:
         text = path.read_text()
         if "isinstance" not in text or "likelihoods" not in text:
             continue
-        tree = ast.parse(text)
+        tree = parsed(path)
         of = {
             alias.asname or alias.name
             for node in ast.walk(tree)

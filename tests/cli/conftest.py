@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from natural_langevin.cli.pages import picture
+from natural_langevin.tabular import fit
 from short_recipe import shorten
 from tables import SMALL, flowers, prices, run
 
@@ -26,6 +27,7 @@ def _short():
     the recipe of every test that comes after these."""
     with pytest.MonkeyPatch.context() as patch:
         shorten(patch)
+        patch.setattr(fit, "MOST_SHUFFLED", 64 * 35)  # 35 rows of the digits, 300 of most tables
         yield
 
 

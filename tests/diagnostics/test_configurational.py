@@ -52,7 +52,7 @@ def exact_draws(temperature: float, heat: Tensor | float = 1.0, *, seed: int = 0
     ("temperature", "batch_size"),
     [
         (1.0, NUM_DATA),
-        (0.1, NUM_DATA),
+        pytest.param(0.1, NUM_DATA, marks=pytest.mark.thorough),
         (1.0, 20),
         pytest.param(0.1, 20, marks=pytest.mark.thorough),
     ],
@@ -70,7 +70,9 @@ def test_exact_draws_read_one(temperature: float, batch_size: int) -> None:
     assert not any("samples are too" in v for v in found.verdicts)
 
 
-@pytest.mark.parametrize(("heat", "word"), [(1.4, "hot"), (0.6, "cold")])
+@pytest.mark.parametrize(
+    ("heat", "word"), [(1.4, "hot"), pytest.param(0.6, "cold", marks=pytest.mark.thorough)]
+)
 def test_wrong_heat_is_read_and_said(heat: float, word: str) -> None:
     found = exact_draws(0.5, heat).diagnose(data()[0][:5], data=data(), max_draws=250)
     reading = found.configurational.temperature

@@ -356,7 +356,7 @@ class TestContract:
             model, case.likelihood, chains=2, step_size=1e-3, compile=False,
             preconditioner=preconditioners.DiagonalFisher(damping=0.1, targets="model"),
         )  # fmt: skip
-        posterior = sampler.sample((x, y), 20, batch_size=20, burn_in=10, thin=5, progress=False)
+        posterior = sampler.sample((x, y), 8, batch_size=20, burn_in=4, thin=2, progress=False)
         p, law = posterior.predict(x, quantiles=(0.1, 0.9)), posterior.predict_dist(x)
         scores = posterior.evaluate(x, y)
         assert "negative log-likelihood" in str(scores)

@@ -15,7 +15,7 @@ from natural_langevin import Langevin, dynamics, likelihoods, preconditioners, p
 from natural_langevin.optim import NaturalLangevin
 from zoo import Apply
 
-STEPS = 12
+STEPS = 9
 
 
 def linear() -> nn.Module:

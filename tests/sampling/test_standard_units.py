@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from natural_langevin import Langevin, Posterior, likelihoods, models, priors
 from natural_langevin.posterior.units import Columns, Units, in_standard_units
 from natural_langevin.recipe import rules as recipe
+from natural_langevin.recipe.settings import Trial
 from natural_langevin.run.problem import standard_units
 from short_recipe import SHORT, USUAL, changed, shorten
 from short_unit_runs import RUN, network, rows, sampled
 
-SHORT_WAY = changed(SHORT, descent={"rounds": (20,)})
+SHORT_WAY = changed(SHORT, descent={"rounds": (20,)}, prior={"eager": Trial(8, 1, 4, folds=3)})
 
 
 @pytest.fixture(autouse=True)
@@ -214,7 +215,7 @@ def test_pixels_have_one_size_and_no_location() -> None:
     torch.testing.assert_close(here, there, atol=1e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize("numbers", [1, 2])
+@pytest.mark.parametrize("numbers", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_files_serve_the_given_units(tmp_path: Path, numbers: int) -> None:
     x, y = rows(numbers=numbers)
     y = y * torch.tensor([1e5, 1e-3][:numbers]) + torch.tensor([5e5, 3.0][:numbers])
@@ -300,7 +301,7 @@ class TwoHeads(nn.Module):
         return {"number": self.number(h), "kind": self.kind(h)}
 
 
-@pytest.mark.parametrize("size", [1.0, 1e4])
+@pytest.mark.parametrize("size", [pytest.param(1.0, marks=pytest.mark.thorough), 1e4])
 def test_outputs_that_are_no_tensor_are_left_to_their_loss(size: float) -> None:
     def loss(outputs: dict[str, Tensor], y: Tensor) -> Tensor:
         kind = nn.functional.cross_entropy(outputs["kind"], y[:, 1].long(), reduction="none")

@@ -31,6 +31,8 @@ from natural_langevin import schedules
 def test_formula(schedule: schedules.Schedule, formula: schedules.Schedule) -> None:
     for step in [*range(25), 10_000]:
         assert schedule(step) == pytest.approx(formula(step), rel=1e-14)
+    table = schedules.tabulate(schedule, 3, 40, name="rate", chains=1)
+    assert table[:, 0].tolist() == [schedule(step) for step in range(3, 40)]
 
 
 def test_edges() -> None:

@@ -190,6 +190,10 @@ class inverse_sqrt:
     def __call__(self, step: int) -> Value:
         return 1.0 / math.sqrt(step + 1)
 
+    def table(self, start: int, stop: int) -> Tensor:
+        """The same for steps ``start`` to ``stop - 1``, to the last bit: float64, (step, 1)."""
+        return 1.0 / torch.arange(start + 1, stop + 1, dtype=torch.float64).sqrt()[:, None]
+
 
 def stages(step_size: object) -> Stages | None:
     """The method ``explores(step)`` of a step size's schedule, which tells the exploration steps

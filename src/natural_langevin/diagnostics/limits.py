@@ -62,12 +62,15 @@ def too_high(
 ) -> np.ndarray:
     """Which R-hat are above ``rhat_limit`` of their effective draws: by the probability of as large
     a one, which is one evaluation for all of them, where a limit is a search for each."""
-    found = torch.as_tensor(rhat).double().nan_to_num(nan=1.0)
-    halves = (torch.as_tensor(ess).double() / chains).nan_to_num(nan=draws).clamp_max(draws) / 2
+    high = np.nan_to_num(rhat, nan=1.0) > RHAT
+    found = torch.as_tensor(rhat[high]).double()
+    halves = (torch.as_tensor(ess[high]).double() / chains).nan_to_num(nan=draws)
+    halves = halves.clamp_max(draws) / 2
     level = _LEVEL / numbers
-    alone = _probability(found, chains, torch.full_like(found, draws // 2)) < level
-    correlated = _probability(found, chains, halves) < level
-    return ((found > RHAT) & alone & (correlated | (found > ALWAYS))).numpy()
+    apart = _probability(found, chains, torch.full_like(found, draws // 2)) < level
+    apart &= (found > ALWAYS) | (_probability(found, chains, halves) < level)
+    high[high] = apart.numpy()
+    return high
 
 
 def _probability(rhat: Tensor, chains: int, half: Tensor) -> Tensor:

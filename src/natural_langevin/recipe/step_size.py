@@ -74,13 +74,16 @@ def by_curvature(
 ) -> list[Choice]:
     """The step size of each of ``chains`` chains (None: the usual ones), by a pilot on ``data`` in
     memory, ``downhill`` at first or from where chains start. ``shuffled``: whether the run's
-    minibatches are parts of shuffled epochs, as the pilot's are. ``pattern``: see ``descent``."""
+    minibatches are parts of shuffled epochs, as the pilot's are: those of a descent, small ones.
+    ``pattern``: see ``descent``."""
     problem, settings = motion.problem, costs.settings
     device, seed, pilot = problem.device, problem.chains.seed, settings.pilot
     ids = torch.arange(min(chains or pilot.chains, problem.chains.count), device=device)
     moves = motion.frame_of(ids)
+    usual = min(batch_size, len(data[0]))
     stream = InMemory(
-        *data, batch_size=min(batch_size, len(data[0])), chain=ids, seed=seed, device=device,
+        *data, batch_size=settings.descent.rows_of_batch(len(data[0]), usual), chain=ids,
+        seed=seed, device=device,
     )  # fmt: skip
     rows = pilot.costly_rows if costs.costly_pilot(len(ids) * batch_size) else pilot.rows
     some = stream.x[:rows].to(device), stream.y[:rows].to(device)
@@ -94,7 +97,7 @@ def by_curvature(
     stops = costs.pilot_steps(len(ids) * batch_size)
     lam, state, way = _pilot(motion, moves, state, stream, num_data, some, stops, settings, limit)
     limits = settings.step_size
-    heat = _heat(moves, state, num_data, stream.batch_size, limits.friction)
+    heat = _heat(moves, state, num_data, usual, limits.friction)
     choices = [
         _choice(float(lam[c]), float(heat[c]), batch_size, num_data, way, limits)
         for c in range(len(ids))

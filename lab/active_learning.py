@@ -124,7 +124,7 @@ WAYS = (
     "pretrained, random", "posterior, batch bald",
 )  # fmt: skip
 #: Steps without labels, and images of each.
-PRETRAINING, PRETRAINING_BATCH = 800, 128
+PRETRAINING, PRETRAINING_BATCH = 4000, 256
 
 
 class Convolutions(nn.Module):

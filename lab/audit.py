@@ -314,12 +314,12 @@ def _centred_loss(outputs: Tensor, y: Tensor) -> Tensor:
     return (off.square() + apart.square()) / 2 + error.log() + u
 
 
-def _centred(steps: int | None = None) -> Row:
+def _centred() -> Row:
     y = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])[:, None]
     error = torch.tensor([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])[:, None]
     x = torch.cat([torch.eye(8), error], 1)
     prior = {"theta": priors.Flat(), "mu": priors.Gaussian(25.0), "u": priors.HalfCauchy(5.0)}
-    found = _sample(CentredSchools(), (x, y), steps=steps, prior=prior,
+    found = _sample(CentredSchools(), (x, y), prior=prior,
                     likelihood=likelihoods.LogLoss(_centred_loss))  # fmt: skip
     tau = found.samples["u"][found.healthy].double().exp()
     said = found.diagnose(x, parameters=["u"]).verdicts

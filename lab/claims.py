@@ -588,9 +588,9 @@ def decided() -> str:
         ("step size", f"{c.step_size.steepness:g} / λ, or less: minibatches may add "
          f"{c.step_size.heat:g} to the temperature"),
         ("steps", f"until the chains agree, at {c.end.rows} rows and around them, by the R-hat of "
-         f"`diagnose`, with {c.end.ess:g} effective draws of the worst: {c.end.first_steps:,} "
-         f"steps at least, more where draws lack, parts {c.end.growth} times as long where chains "
-         "disagree, up to "
+         f"`diagnose`, with {c.end.ess:g} effective draws of the worst ({c.step_size.ess:g} of few "
+         f"weights): {c.end.first_steps:,} steps at least, otherwise parts {c.end.growth} times as "
+         "long, up to "
          f"{c.length.unmixed * c.length.most:,} (tables {c.length.most:,}) or a budget of "
          "operations (tens of seconds on a CPU)"),
         ("burn-in", "a third; a ninth of later parts"),

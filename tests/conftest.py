@@ -61,13 +61,17 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(autouse=True)
 def _short_end(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of open length whose chains do not agree go on for a third of the usual steps, but in
-    thorough tests: what a test looks at is seen by then."""
+    """Runs of open length whose chains do not agree go on for a fifth of the usual steps, those of
+    few weights to as many effective draws as others, but in thorough tests: what a test looks at is
+    seen by then."""
     if request.node.get_closest_marker("thorough") is None:
         from natural_langevin.recipe import open_settings
 
         usual = open_settings.DEFAULT
-        fewer = replace(usual, length=replace(usual.length, unmixed=1))
+        fewer = replace(
+            usual, length=replace(usual.length, unmixed=1),
+            step_size=replace(usual.step_size, ess=usual.end.ess),
+        )  # fmt: skip
         monkeypatch.setattr(open_settings, "DEFAULT", fewer)
 
 

@@ -43,6 +43,7 @@ def test_the_limits_are_what_independent_draws_stay_within(chains: int, draws: i
 def test_limits_are_those_of_the_books_with_many_draws() -> None:
     assert rhat_limit(4, 2000) == 1.01
     assert ess_limit(4, 2000) == 200
+    assert ess_limit(4, 200, 200, wanted=400.0) == 400 > ess_limit(4, 150, 200, wanted=400.0)
     assert rhat_limit(4, 2) == math.inf
     assert rhat_limit(4, 2000, 100, ess=10.0) == 1.1  # two chains apart are no correlation
 

@@ -62,8 +62,7 @@ def test_a_linear_models_law_is_right_or_said() -> None:
 
 @pytest.mark.thorough  # tests/diagnostics/test_funnel.py is the cheap one
 def test_a_centred_hierarchy_is_recognised() -> None:
-    row = audit._centred(steps=300)
-    assert row["met"], row
+    row = dict(audit.provocations(1, 2))["centred eight schools"]()
     assert any("non-centred" in text for text in row["said"])
 
 

@@ -95,15 +95,16 @@ def _largest(chains: int, half: float, numbers: int) -> float:
     return max(RHAT, math.sqrt(1 + (f - 1) / half))
 
 
-def ess_limit(chains: int, draws: int, numbers: int = 1) -> float:
+def ess_limit(chains: int, draws: int, numbers: int = 1, wanted: float | None = None) -> float:
     """Fewer effective draws than this, of the worst of so many numbers, are a sign of correlation,
-    or simply too few.
+    or simply too few: ``wanted`` (None: the usual number), or as many as so few draws can show.
 
     >>> round(ess_limit(4, 1000)), round(ess_limit(4, 50)), round(ess_limit(4, 10))
     (200, 97, 5)
     """
     total, share = chains * draws, 3 + 0.6 * math.log10(numbers)
-    return min(ESS * chains, max(0.0, total - share * total ** (2 / 3)))
+    shown = max(0.0, total - share * total ** (2 / 3))
+    return min(ESS * chains if wanted is None else wanted, shown)
 
 
 def distance_limit(draws: int) -> float:

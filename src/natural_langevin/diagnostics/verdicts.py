@@ -157,7 +157,7 @@ class Diagnosis:
         if self.noise is not None and self.noise.differs:
             return f"the chains have learned different noise levels, {self.noise}", math.inf
         least = min(float(m.ess.min()) for m in every.values())
-        wanted = min(ess, ess_limit(self.chains, self.draws, count))
+        wanted = ess_limit(self.chains, self.draws, count, ess)
         if least < wanted:
             return f"there are as few as {least:.0f} effective draws", wanted / max(least, 1.0)
         return "", 1.0

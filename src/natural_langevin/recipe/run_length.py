@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 from natural_langevin.posterior.plan import OpenEnd
@@ -50,8 +51,11 @@ def choose(
             affordable = min(affordable, length.most)
         steps = min(max(length.fewest, wanted), affordable)
         if burn_in is None and thin is None:
-            most = _most(choice.way, settings) * (length.unmixed if choice.way == "native" else 1)
-            end = OpenEnd(steps, max(steps, min(affordable, most)), settings.end)
+            few = choice.slowest is not None  # weights, of which all curvatures are known
+            longer = length.unmixed if few or choice.way == "native" else 1
+            most = min(affordable, longer * _most(choice.way, settings))
+            rule = replace(settings.end, ess=settings.step_size.ess) if few else settings.end
+            end = OpenEnd(steps, max(steps, most), rule)
         reason = (
             f"{budget.relaxations} relaxation times of directions that only the prior determines"
         )

@@ -66,7 +66,7 @@ def test_the_same_step(
         "preconditioner": METRICS[metric], "prior": PRIORS[prior], "dynamics": DYNAMICS[motion],
     }  # fmt: skip
     optimizer, by_kernels = run(options)
-    used = [k for _, update in optimizer._vectors for k in update._kernels.values()]
+    used = [k for _, update in optimizer._updates for k in update._kernels.values()]
     # Of RMSProp the metric is of the loss's gradient alone, which a prior's pull is no part of.
     assert all(k is not None for k in used) == (metric != "RMSProp" or prior == "Gaussian")
     with monkeypatch.context() as patch:
@@ -84,7 +84,7 @@ def test_kernels_that_were_never_seen_are_tried_first(
     trying = backend._replace(build=lambda *_: None)
     monkeypatch.setattr(kernel_step, "backend_for", lambda device: trying)
     optimizer, right = run({})
-    assert next(iter(optimizer._vectors[0][1]._kernels.values())) is not None
+    assert next(iter(optimizer._updates[0][1]._kernels.values())) is not None
     wrong = trying._replace(update_=lambda task, state, *_: state.weight.add_(1.0))
     monkeypatch.setattr(kernel_step, "backend_for", lambda device: wrong)
     _, found = run({})

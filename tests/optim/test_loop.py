@@ -24,7 +24,7 @@ from natural_langevin import (
     priors,
     schedules,
 )
-from natural_langevin.dynamics import base
+from natural_langevin.dynamics import base, frame
 from natural_langevin.optim import NaturalLangevin, without_dropout
 from oracle import Twice
 
@@ -288,6 +288,7 @@ def test_a_step_to_be_recorded_leaves_the_host_alone(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base, "_at_hand", lambda value: False)  # as on a device
+    monkeypatch.setattr(frame, "AHEAD", 0)
     model = network()
     optimizer = make(model, capturable=True, **options)
     reduction = options.get("reduction", "mean")

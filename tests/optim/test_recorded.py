@@ -68,7 +68,7 @@ def run(options: dict[str, Any], recorder: Recorder | None = None) -> list[Tenso
     if recorder is not None:
         recorder.kept = lambda: [
             *(p.detach() for p in model.parameters()),
-            *(t for _, u in optimizer._vectors for t in pytree.tree_leaves(u._state)),
+            *(t for _, u in optimizer._updates for t in pytree.tree_leaves(u._state)),
         ]
     generator = torch.Generator().manual_seed(1)
     for step in range(12):

@@ -147,7 +147,7 @@ def test_dynamics_that_a_loop_cannot_feed(moves: object, error: str) -> None:
 
 
 def test_a_step_is_few_operations_however_many_tensors_there_are() -> None:
-    """Beside the statistics, which are a layer's own: launches are what costs on a GPU."""
+    """By kernels, beside the statistics, which are a layer's own."""
 
     class Count(TorchDispatchMode):
         calls = 0
@@ -161,13 +161,13 @@ def test_a_step_is_few_operations_however_many_tensors_there_are() -> None:
     found = {}
     for depth in (2, 12):
         layers = [m for _ in range(depth) for m in (nn.Linear(4, 4), nn.Tanh())]
-        model = nn.Sequential(*layers, nn.Linear(4, 3)).double()
+        model = nn.Sequential(*layers, nn.Linear(4, 3))
         optimizer = NaturalLangevin(
             model, likelihoods.Categorical(), num_data=50, preconditioner=preconditioners.RMSProp()
         )
         for x, y in batches(3):
             optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
+            F.cross_entropy(model(x.float()), y).backward()
             with Count() as count:
                 optimizer.step()
         found[depth] = count.calls

@@ -1,7 +1,7 @@
-"""The step of a vector by the kernels of ``execution``: one pass over memory for every layer.
+"""The step by the kernels of ``execution``: one pass over memory for every layer.
 
-From operations on the vector a step writes out every intermediate, some sixty times the length of
-the vector; C code on a CPU, or Triton's on a GPU, reads and writes each number once. Kernels take a
+From operations a step writes out every intermediate, some sixty times as many numbers as there are
+parameters; C code on a CPU, or Triton's on a GPU, reads and writes each number once. Kernels take a
 gradient and statistics that others have formed, so any network's parameters will do: float32, in
 memory as they are written down, with dynamics and a metric that the kernels know. Everything is
 written over the old state.
@@ -9,14 +9,16 @@ written over the old state.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from natural_langevin._internal import cuda_graphs
-from natural_langevin._internal.chains import Units
+from natural_langevin._internal.chains import Params, Units
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics, kernels_of
 from natural_langevin.dynamics.rates import Rates
@@ -28,18 +30,16 @@ from natural_langevin.execution.kernels.layer import (
     LayerState,
 )
 from natural_langevin.execution.kernels.step import DrawnInputs, layer_task
-from natural_langevin.optim.vector import VECTOR, Vector
-from natural_langevin.preconditioners import Metric
 from natural_langevin.statistics import Evaluation
 
 
 class KernelStep:
-    """``backend`` on the parameters of a vector, which ``tasks`` share between them."""
+    """``backend`` on parameters ``names``, which ``tasks`` share between them."""
 
-    def __init__(self, backend: Backend, tasks: list[LayerTask], vector: Vector) -> None:
-        self._backend, self._tasks, self._vector = backend, tasks, vector
+    def __init__(self, backend: Backend, tasks: list[LayerTask], names: list[str]) -> None:
+        self._backend, self._tasks, self._names = backend, tasks, names
         self._drawn = DrawnInputs()
-        self._known: tuple[list[int], dict[str, Tensor], list[LayerState]] = [], {}, []
+        self._known: tuple[list[int], tuple[Any, ...], Params, list[LayerState]] = [], (), {}, []
 
     @property
     def on_trial(self) -> bool:
@@ -51,7 +51,6 @@ class KernelStep:
         dynamics: LangevinDynamics,
         params: Mapping[str, Tensor],
         units: Units,
-        vector: Vector,
         drawn: Mapping[str, int],
         num_data: float,
     ) -> KernelStep | None:
@@ -64,7 +63,7 @@ class KernelStep:
         if not alike or any(not p.is_contiguous() for p in params.values()):
             return None
         pairs = _pairs(params, units if kind == "quasi-diagonal" else {})
-        backend = None if pairs is None else backend_for(vector.device)
+        backend = None if pairs is None else backend_for(next(iter(params.values())).device)
         if pairs is None or backend is None:
             return None
         damping = dynamics.damping(params, num_data)
@@ -76,7 +75,7 @@ class KernelStep:
             if task is None:
                 return None
             tasks.append(replace(task, weight_start=drawn[names[0]], bias_start=drawn[names[-1]]))
-        return KernelStep(backend, tasks, vector)
+        return KernelStep(backend, tasks, list(params))
 
     @property
     def deferrable(self) -> list[frozenset[str]]:
@@ -97,7 +96,7 @@ class KernelStep:
         """One step over ``params`` and ``state``, whose ``evaluation`` is by name; ``calls``, by
         weight, stand for the statistics of their layers."""
         goes_on = torch.ones_like(rates.step_size) if keep is None else keep
-        at = state.step if cuda_graphs.has_graphs(self._vector.device) else int(state.step)
+        at = state.step if cuda_graphs.has_graphs(rates.step_size.device) else int(state.step)
         drawn = self._drawn(dynamics, rates, num_data, goes_on, at)
         inputs = LayerInputs(*drawn, rates.kind.adapts, dynamics.fresh(rates.kind))
         theta, states = self._places(params, state)
@@ -112,19 +111,13 @@ class KernelStep:
     ) -> tuple[dict[str, Tensor], list[LayerState]]:
         """The parameters, and every task's part of the state, with a chain axis; made anew where
         something lies elsewhere."""
-        vectors = [tree[VECTOR] for tree in (state.mean, *state.metric.values(), *state.own)]
-        key = [t.data_ptr() for t in (*params, *vectors)]
-        if key != self._known[0]:
-            theta = {k: p[None] for k, p in zip(self._vector.names, params, strict=True)}
-            metric: Metric = {f: self._vector.named(v[VECTOR]) for f, v in state.metric.items()}
-            if "cross" in metric:
-                pairs = [task.parameters for task in self._tasks if task.has_bias]
-                metric["cross"] = {b: {w: metric["cross"][w]} for w, b in pairs}
-            own = type(state.own)(*(self._vector.named(v[VECTOR]) for v in state.own))
-            mean = self._vector.named(state.mean[VECTOR])
-            named = state._replace(params=theta, mean=mean, metric=metric, own=own)
-            self._known = key, theta, [task.state(named) for task in self._tasks]
-        return self._known[1:]
+        key = [p.data_ptr() for p in params]
+        trees = state.mean, state.metric, state.own
+        if key != self._known[0] or any(map(operator.is_not, trees, self._known[1])):
+            theta = {k: p[None] for k, p in zip(self._names, params, strict=True)}
+            named = state._replace(params=theta)
+            self._known = key, trees, theta, [task.state(named) for task in self._tasks]
+        return self._known[2:]
 
 
 def _pairs(params: Mapping[str, Tensor], units: Units) -> list[tuple[str, ...]] | None:

@@ -2,8 +2,7 @@
 
 Dynamics, metrics, priors and noise are those of ``Langevin``: with the same minibatches the
 iterates are those of ``Langevin(chains=1)``. What is new is where gradients and statistics come
-from, the user's own forward and backward passes (see ``fisher``), and that all tensors of a step
-are one vector (see ``vector``).
+from, the user's own forward and backward passes (see ``fisher``).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from natural_langevin.optim.labels import Labels
 from natural_langevin.optim.loss_check import LossCheck
 from natural_langevin.optim.metric_state import connected, refuse_large
 from natural_langevin.optim.reading import Scale, Scaling, all_finite, local_gradient, not_finite
-from natural_langevin.optim.vector_update import Chain, VectorUpdate
+from natural_langevin.optim.update import Chain, Update
 from natural_langevin.run.loop import DivergenceError
 from natural_langevin.run.problem.validation import check_arguments, check_counts, check_parameters
 from natural_langevin.statistics import Basis
@@ -228,8 +227,8 @@ class NaturalLangevin(torch.optim.Optimizer):
         self._prior_like, self._group_priors = prior, dict[str, priors.Prior]()
         self._prior: dict[str, priors.Prior] = {}
         self._blocks: list[tuple[str, ...]] = []  # of names that the metric couples
-        self._vectors: list[tuple[int, VectorUpdate]] = []  # each with the number of its group
-        self._made_for: Any = None  # what the vectors depend on
+        self._updates: list[tuple[int, Update]] = []  # each with the number of its group
+        self._made_for: Any = None  # what the updates depend on
         self._table: RatesTable | None = None
         self.capturable = capturable
         self._unread: _Unread | None = None  # of the last step, on a GPU
@@ -300,7 +299,7 @@ class NaturalLangevin(torch.optim.Optimizer):
     @property
     def state(self) -> Any:
         """What ``torch.optim`` keeps of every parameter: running mean, metric, momentum."""
-        for _, update in self.__dict__.get("_vectors", ()):
+        for _, update in self.__dict__.get("_updates", ()):
             update.publish()
         return self.__dict__["state"]
 
@@ -379,13 +378,13 @@ class NaturalLangevin(torch.optim.Optimizer):
             step = self.steps
             self._follow_schedule(step)
             rates = self._rates(step)
-        vectors = self._current_vectors()
+        updates = self._current_updates()
         moments = self._fisher.moments(scale.statistics, samples) if rates.kind.adapts else {}
         keep = self._finite_later(gradient, step)
         if rates.kind.first:
             self._check_run(samples)
-        for number, update in vectors:
-            group, device = self.param_groups[number], update.vector.device
+        for number, update in updates:
+            group, device = self.param_groups[number], update.device
             lr = _on(device, group["lr"], rates.decay.dtype)
             update.step(
                 [gradient[k] for k in update.params],
@@ -477,27 +476,27 @@ class NaturalLangevin(torch.optim.Optimizer):
         return table.kind(step).adapts
 
     def _deferrable(self) -> list[frozenset[str]]:
-        vectors = self._current_vectors()
-        return [own for _, update in vectors for own in update.deferrable(self.num_data)]
+        updates = self._current_updates()
+        return [own for _, update in updates for own in update.deferrable(self.num_data)]
 
-    def _current_vectors(self) -> list[tuple[int, VectorUpdate]]:
-        """Everything that is sampled, as few vectors: one for every group, device and precision.
+    def _current_updates(self) -> list[tuple[int, Update]]:
+        """Everything that is sampled, in parts: one for every group, device and precision.
 
         Made anew where parameters have been frozen or moved, or a state was loaded."""
         sampled = self.sampled()
         key = [(p.device, p.dtype, p.requires_grad) for p in sampled.values()]
         if key != self._made_for:
             states = self.state
-            self._made_for, self._vectors = key, []
+            self._made_for, self._updates = key, []
             for (number, _, _), params in self._parted(sampled).items():
-                update = VectorUpdate(params, states, self._chain(), self._prior, self._units)
-                self._vectors.append((number, update))
+                update = Update(params, states, self._chain(), self._prior, self._units)
+                self._updates.append((number, update))
         for block in self._blocks:
             if len(block) > 1 and len(self.param_groups) > 1:
                 common_settings(
                     self.param_groups, {k: sampled[k] for k in block}, self.preconditioner
                 )
-        return self._vectors
+        return self._updates
 
     def _parted(
         self, sampled: dict[str, nn.Parameter]
@@ -532,7 +531,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         axis."""
         found: dict[str, tuple[Tensor, Tensor]] = {}
         if "rotated" in self.preconditioner.requests:
-            for _, update in self._current_vectors():
+            for _, update in self._current_updates():
                 own = self.preconditioner.basis(update.metric)
                 found |= {w: (u_a[0], u_g[0]) for w, (u_a, u_g) in own.items()}
         return found
@@ -601,7 +600,7 @@ class NaturalLangevin(torch.optim.Optimizer):
     def init_state(self) -> None:
         """Makes the state that the first step would make: the mean at the parameters themselves,
         and a metric of ones. Needed before ``torch.distributed.checkpoint`` loads into it."""
-        self._current_vectors()
+        self._current_updates()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores what ``state_dict`` returned, for the same parameters and preconditioner."""
@@ -618,7 +617,7 @@ class NaturalLangevin(torch.optim.Optimizer):
                     f"should hold {wanted}: it is of another model, preconditioner or optimizer"
                 )
         super().load_state_dict(state_dict)
-        self._made_for, self._vectors = None, []
+        self._made_for, self._updates = None, []
 
     @property
     def prior(self) -> dict[str, priors.Prior]:

@@ -40,7 +40,7 @@ class UnitFactor(NamedTuple):
 
     def to_bias(self, z: Tensor, bias: Tensor) -> Tensor:
         """In A z the weights feed their ``bias`` through the first row: (chain, unit)."""
-        return (self.row * z).reshape(*bias.shape, -1).sum(-1)
+        return (self.row * z).reshape(*bias.shape, self.row.shape[2:].numel()).sum(-1)
 
     def from_bias(self, v: Tensor) -> Tensor:
         """In A^T v the bias (chain, unit) feeds the weights."""

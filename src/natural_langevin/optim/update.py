@@ -1,12 +1,12 @@
-"""A step of any dynamics on the parameters of one vector, with their state as ``torch.optim`` has
-it: ``state[parameter]`` is a dict of tensors of the parameter's shape, views of the vectors here.
+"""A step of any dynamics on parameters that share device, precision, lr and temperature, with their
+state as ``torch.optim`` has it: ``state[parameter]`` is a dict of tensors.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -27,8 +27,6 @@ from natural_langevin.execution.stepping import overwrite
 from natural_langevin.optim import shards
 from natural_langevin.optim.kernel_step import KernelStep
 from natural_langevin.optim.metric_state import MetricLayout
-from natural_langevin.optim.vector import VECTOR, Vector, VectorPrior
-from natural_langevin.optim.vector_metric import NamedMetric, vector_metric
 from natural_langevin.preconditioners import Metric, Preconditioner
 from natural_langevin.priors import Prior
 from natural_langevin.statistics import Evaluation, Gradients, Statistics
@@ -42,31 +40,29 @@ MOST_RECORDINGS = 3
 
 
 @dataclass(frozen=True, eq=False)
-class VectorDynamics(LangevinDynamics):
-    """The dynamics of one ``vector``, or of none.
+class OwnRows(LangevinDynamics):
+    """Dynamics of this rank's rows. Draws are addressed by element: those of a parameter's rows
+    begin at ``drawn`` (None: all rows are here), and nothing is communicated."""
 
-    Draws are addressed by element: a rank that holds some rows of a tensor makes those of its own
-    rows, and nothing is communicated."""
-
-    vector: Vector | None = None
+    drawn: dict[str, int] | None = None
 
     def standard_normal(self, like: Params, step: Tensor, draw: int = 0) -> Params:
-        assert self.vector is not None
-        first = draw * self.stream_length
+        if self.drawn is None:
+            return super().standard_normal(like, step, draw)
+        key, first = random.stream(self.noise, step), draw * self.stream_length
         random.check_addresses(first + self.stream_length)
-        parts = [self._drawn(step, first + r.start, r.end - r.start) for r in self.vector.runs]
-        z = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        return {VECTOR: self.vector.without_gaps(z).to(like[VECTOR].dtype)}
-
-    def _drawn(self, step: Tensor, start: int, count: int) -> Tensor:
-        before = start % random.BLOCK  # normals are made in whole blocks
-        key = random.stream(self.noise, step)
-        return random.normal(key, before + count, start=start - before)[:, before:]
+        found = {}
+        for k, p in like.items():
+            start = first + self.drawn[k]
+            before = start % random.BLOCK  # normals are made in whole blocks
+            z = random.normal(key, before + p[0].numel(), start=start - before)[:, before:]
+            found[k] = z.to(p.dtype).reshape(p.shape)
+        return found
 
 
 @dataclass(frozen=True)
 class Chain:
-    """What the vectors of one optimizer have in common: the chain that they are parts of."""
+    """What the updates of one optimizer have in common: the chain that they are parts of."""
 
     integrator: Integrator
     preconditioner: Preconditioner
@@ -75,11 +71,11 @@ class Chain:
     number: int
 
     def dynamics(
-        self, prior: dict[str, Prior], temperature: Tensor, vector: Vector | None = None
+        self, prior: dict[str, Prior], temperature: Tensor, drawn: dict[str, int] | None = None
     ) -> LangevinDynamics:
-        """The chain's equation, for parameters of these priors, or for a ``vector`` of them."""
+        """The chain's equation, for parameters of these priors, whose draws begin at ``drawn``."""
         number = torch.tensor([self.number], device=temperature.device)
-        return VectorDynamics(
+        return OwnRows(
             self.integrator,
             gradients=self.gradients,
             preconditioner=self.preconditioner,
@@ -87,7 +83,7 @@ class Chain:
             temperature=temperature,
             noise=random.origin(self.seed, random.NOISE, number),
             labels=random.origin(self.seed, random.LABELS, number),
-            vector=vector,
+            drawn=drawn,
         )
 
 
@@ -116,11 +112,11 @@ class _Given(NamedTuple):
         return self._replace(gradient=gradient, moments=moments, rates=rates, step=step, keep=keep)
 
 
-class VectorUpdate:
-    """The parameters of one vector: on one device, of one precision, with one lr and temperature.
+class Update:
+    """Steps of ``params``: on one device, of one precision, with one lr and temperature.
 
-    ``states``: the optimizer's ``state``, which holds what an earlier vector, or a checkpoint, has
-    left for these parameters."""
+    ``states``: the optimizer's ``state``, which holds what was before, or a checkpoint has left,
+    for these parameters."""
 
     def __init__(
         self,
@@ -130,106 +126,76 @@ class VectorUpdate:
         prior: Mapping[str, Prior],
         units: Units,
     ) -> None:
-        self.params, self._states = dict(params), states
-        local = dict(zip(self.params, self._local(), strict=True))
+        self.params, self._states, self._chain = dict(params), states, chain
+        here = self._here()
+        first = next(iter(here.values()))
+        self.device, self._dtype = first.device, first.dtype
+        self._empty = not any(p.numel() for p in here.values())  # more ranks than rows
         start = chain.dynamics({}, torch.ones(1)).starts
-        drawn = {k: start[k] + shards.offset(p) for k, p in params.items()}
-        self.vector = Vector(local, drawn)
-        self._metric = vector_metric(chain.preconditioner, self.vector, units)
-        self._given, self._chain = chain, replace(chain, preconditioner=self._metric)
-        own = {k: shards.rows_of_prior(prior[k], p) for k, p in params.items()}
-        self._prior: dict[str, Prior] = {VECTOR: VectorPrior(self.vector, own)}
-        self._own_prior, self._drawn, self._units = own, drawn, units
+        self._drawn = {k: start[k] + shards.offset(p) for k, p in params.items()}
+        self._prior = {k: shards.rows_of_prior(prior[k], p) for k, p in params.items()}
+        self._units = {b: ws for b, ws in units.items() if b in here}
         self._kernels: dict[float, KernelStep | None] = {}  # by N
         self._recordings: dict[Any, cuda_graphs.RecordedFunction] = {}  # by kind of step
-        self._named: MetricLayout | None = None
-        if isinstance(self._metric, NamedMetric):
-            shapes = {k: p.shape for k, p in local.items()}
-            self._named = MetricLayout(chain.preconditioner, shapes, self._metric.units)
+        shapes = {k: p[0].shape for k, p in here.items()}
+        self._layout = MetricLayout(chain.preconditioner, shapes, self._units)
         self._dynamics: dict[float, LangevinDynamics] = {}
-        self._biased = _with_bias_row(self._metric)
-        self._state = self._restored(self._start())._replace(params={})
+        self._state = self._restored(
+            State(
+                step=torch.zeros((), dtype=torch.int64, device=self.device),
+                params={},
+                mean={k: p.clone() for k, p in here.items()},
+                metric=chain.preconditioner.init(here, self._units),
+                likelihood={},
+                diverged=torch.full((1,), -1, device=self.device),
+                own=chain.integrator.init(here),
+            )
+        )
+        self._leaves: tuple[State | None, list[Tensor]] = None, []  # of the state
         self._published = False
         self.publish()
 
     # The state, here and in the optimizer ---------------------------------------------------------
-
-    def _start(self) -> State:
-        """The state before the first step."""
-        theta = {VECTOR: self._theta()}
-        device = self.vector.device
-        return State(
-            step=torch.zeros((), dtype=torch.int64, device=device),
-            params=theta,
-            mean={VECTOR: theta[VECTOR].clone()},
-            metric=self._metric.init(theta, {}),
-            likelihood={},
-            diverged=torch.full((1,), -1, device=device),
-            own=self._chain.integrator.init(theta),
-        )
 
     def _local(self) -> list[Tensor]:
         """This rank's rows of the parameters, where they lie now: a loop may put other memory into
         a parameter (``p.data = ...``) between two steps."""
         return [shards.local(p.detach()) for p in self.params.values()]
 
-    def _theta(self) -> Tensor:
-        return self.vector.joined(self._local())
+    def _here(self) -> Params:
+        """The same by name, with a chain axis."""
+        return {k: p[None] for k, p in zip(self.params, self._local(), strict=True)}
 
-    def _kept(self, state: State) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor of the state that ``states`` keeps, with its key there."""
-        yield "mean", state.mean[VECTOR]
-        if self._named is None:
-            for field, tree in state.metric.items():
-                yield field, tree[VECTOR]
+    def _kept(self, state: State) -> dict[str, dict[str, Any]]:
+        """By parameter, what ``states`` keeps of it; what is of the chain is the first one's."""
+        found: dict[str, dict[str, Any]] = {k: {"mean": m[0]} for k, m in state.mean.items()}
+        self._layout.write(found, self.params, state.metric)
         for path, leaf in pytree.tree_leaves_with_path(state.own):
-            name = str(getattr(path[0], "name", getattr(path[0], "key", path[0])))
-            yield name, leaf
+            kind, *name = (str(getattr(p, "name", getattr(p, "key", p))) for p in path)
+            found[name[0] if name else next(iter(found))][kind] = leaf[0] if name else leaf
+        return found
 
     def _restored(self, state: State) -> State:
         """The state with what ``states`` holds already."""
-        if not any(self._states.get(p) for p in self.params.values()):
-            return state
-        for key, value in self._kept(state):
-            if value.shape != (1, self.vector.length):  # of the chain, not of a parameter
-                found = self._states.get(next(iter(self.params.values())), {}).get(key)
-                if found is not None:
-                    value.copy_(found)
-                continue
-            for p, into in zip(self.params.values(), self.vector.views(value), strict=True):
-                found = self._states.get(p, {}).get(key)
-                if found is not None:
-                    into.copy_(shards.local(found))
-        if self._named is None:
-            return state
-        own = {k: dict(self._states.get(p, {})) for k, p in self.params.items()}
-        fresh: dict[str, dict[str, Any]] = {k: {} for k in self.params}
-        self._named.write(fresh, self.params, state.metric)
-        for k in fresh:
-            for f in fresh[k].keys() & own[k].keys():
-                fresh[k][f] = shards.local(own[k][f]).to(fresh[k][f])
-        return state._replace(metric=self._named.read(fresh, self.params))
+        fresh = self._kept(state)
+        for k, p in self.params.items():
+            for kind, into in fresh[k].items():
+                known = self._states.get(p, {}).get(kind)
+                if known is not None and kind in state.metric:
+                    fresh[k][kind] = shards.local(known).to(into)
+                elif known is not None:
+                    into.copy_(shards.local(known))
+        return state._replace(metric=self._layout.read(fresh, self.params))
 
     def publish(self) -> None:
-        """Puts the state's tensors where ``torch.optim`` expects them, as views. Idempotent."""
+        """Puts the state's tensors where ``torch.optim`` expects them. Idempotent."""
         if self._published:
             return
         self._published = True
-        kept: dict[str, dict[str, Any]] = {k: {} for k in self.params}
-        for key, value in self._kept(self._state):
-            if value.shape != (1, self.vector.length):
-                kept[self.vector.names[0]][key] = value
-                continue
-            for k, view in zip(self.vector.names, self.vector.views(value), strict=True):
-                if key != "cross" or k in self._biased:
-                    kept[k][key] = shards.like(self.params[k], view)
-        if self._named is not None:
-            named: dict[str, dict[str, Any]] = {k: {} for k in self.params}
-            self._named.write(named, self.params, self._state.metric)
-            for k, fields in named.items():
-                kept[k] |= {f: shards.like(self.params[k], v) for f, v in fields.items()}
-        for k, p in self.params.items():
-            self._states[p].update(kept[k])
+        for k, fields in self._kept(self._state).items():
+            p, shape = self.params[k], self._state.mean[k][0].shape
+            own = {f: shards.like(p, v) if v.shape == shape else v for f, v in fields.items()}
+            self._states[p].update(own)
 
     # The step -------------------------------------------------------------------------------------
 
@@ -251,8 +217,8 @@ class VectorUpdate:
         ``size``: samples of the minibatch. ``keep`` (1,) bool: whether the step is taken, where
         that is known on the device only. ``in_place``: the new state lies where the old one
         did."""
-        if not self.vector.length:
-            return  # more ranks than rows
+        if self._empty:
+            return
         own = self._own_moments(moments) if rates.kind.adapts else {}
         given = _Given(gradient, own, rates, step, keep, self._at(temperature), num_data, size)
         local = self._local()
@@ -263,7 +229,7 @@ class VectorUpdate:
             kernels = None
         if kernels is None and "calls" in own:
             given = given._replace(moments=self._formed(own))
-        if in_place or not cuda_graphs.has_graphs(self.vector.device):  # in place: others record it
+        if in_place or not cuda_graphs.has_graphs(self.device):  # in place: others record it
             self._advance(kernels, local, given, in_place=in_place)
         else:
             key = rates.kind, temperature, size, keep is None, kernels is None
@@ -277,7 +243,7 @@ class VectorUpdate:
             self._by_kernels(kernels, local, self._state, given)
             return
         new = self._by_operations(local, given)
-        torch._foreach_copy_(local, self.vector.views(new.params[VECTOR]))
+        torch._foreach_copy_(local, [new.params[k][0] for k in self.params])
         if in_place:
             overwrite(self._state, new._replace(step=self._state.step, params={}))
             return
@@ -301,14 +267,14 @@ class VectorUpdate:
         recorded = self._recordings.setdefault(
             key, cuda_graphs.RecordedFunction("the optimizer's step")
         )
-        state = self._state
-        fixed = pytree.tree_leaves((local, state.mean, state.metric, state.own))
-        recorded(advance, leaves, fixed)
+        if self._leaves[0] is not self._state:
+            self._leaves = self._state, pytree.tree_leaves(self._state)
+        recorded(advance, leaves, [*local, *self._leaves[1]])
 
     def deferrable(self, num_data: float) -> list[frozenset[str]]:
         """Parameters, those of a layer together, whose step forms its own statistics: known before
         the first step, which has the bits of any other."""
-        if cuda_graphs.has_graphs(self.vector.device) or not self.vector.length:
+        if cuda_graphs.has_graphs(self.device) or self._empty:
             return []
         known = self._kernels.get(num_data) or self._kernel_step(self._local(), num_data)
         if known is None or known.on_trial:
@@ -341,10 +307,10 @@ class VectorUpdate:
         )  # fmt: skip
 
     def _by_operations(self, local: list[Tensor], given: _Given) -> State:
-        gradient = {VECTOR: self.vector.joined(given.gradient)}
-        found = self._evaluation(gradient, self._statistics(given.moments), given.size)
-        params, keep = {VECTOR: self.vector.joined(local)}, given.keep
-        here = self._state._replace(step=given.step, params=params)
+        gradient = {k: g[None] for k, g in zip(self.params, given.gradient, strict=True)}
+        found = self._evaluation(gradient, _by_name(given.moments), given.size)
+        params = {k: p[None] for k, p in zip(self.params, local, strict=True)}
+        here, keep = self._state._replace(step=given.step, params=params), given.keep
         on = given.dynamics
         new = on.integrator.update(on, here, found, given.rates, given.num_data)
         return new if keep is None else select(keep, new, here, note_diverged(here, keep))
@@ -359,7 +325,7 @@ class VectorUpdate:
         try:
             own = [p.clone() for p in local]
             self._by_kernels(kernels, own, pytree.tree_map(torch.clone, self._state), given)
-            right = self.vector.named(self._by_operations(local, given).params[VECTOR])
+            right = self._by_operations(local, given).params
             found = {k: p[None] for k, p in zip(self.params, own, strict=True)}
             before = {k: p[None] for k, p in zip(self.params, local, strict=True)}
             wrong = disagreement(found, right, before)
@@ -374,53 +340,28 @@ class VectorUpdate:
         return None
 
     def _own_moments(self, moments: Moments) -> Moments:
-        """Those of this vector's parameters."""
+        """Those of these parameters."""
         return {
             field: {k: v for k, v in values.items() if k in self.params}
             for field, values in moments.items()
         }
 
     def _kernel_step(self, local: list[Tensor], num_data: float) -> KernelStep | None:
-        tau = torch.ones(1, dtype=self.vector.dtype, device=self.vector.device)
-        named = self._given.dynamics(self._own_prior, tau)
         params = dict(zip(self.params, local, strict=True))
-        return KernelStep.of(named, params, self._units, self.vector, self._drawn, num_data)
+        return KernelStep.of(self._at(1.0), params, self._units, self._drawn, num_data)
 
     def _evaluation(self, gradient: Params, statistics: Statistics, size: int) -> Evaluation:
-        loss = torch.zeros(1, device=self.vector.device)
+        loss = torch.zeros(1, device=self.device)
         return Evaluation(
             loss=loss, gradient=gradient, statistics=statistics, likelihood={}, size=size
         )
 
-    def _statistics(self, moments: Moments) -> Statistics:
-        """As the metric wants them: vectors, or by name."""
-        if self._named is not None:
-            return _by_name(moments)
-        found = Statistics()
-        if "second" in moments:
-            found.second = {VECTOR: self._vector_of(moments["second"])}
-        if moments.get("cross"):
-            rows = {w: v for row in moments["cross"].values() for w, v in row.items()}
-            found.cross = {VECTOR: {VECTOR: self._vector_of(rows)}}
-        return found
-
-    def _vector_of(self, named: Mapping[str, Tensor]) -> Tensor:
-        if len(named.keys() & self.params.keys()) == len(self.params):
-            return self.vector.joined([named[k] for k in self.vector.names])
-        found = torch.zeros(
-            1, self.vector.length, dtype=self.vector.dtype, device=self.vector.device
-        )
-        views = zip(self.vector.names, self.vector.views(found), strict=True)
-        pairs = [(view, named[k]) for k, view in views if k in named]
-        torch._foreach_copy_([a for a, _ in pairs], [b.view_as(a) for a, b in pairs])
-        return found
-
     def _at(self, temperature: float) -> LangevinDynamics:
         """The dynamics at this temperature; made once."""
         if temperature not in self._dynamics:
-            tau = torch.tensor([temperature], dtype=self.vector.dtype, device=self.vector.device)
-            found = self._chain.dynamics(self._prior, tau, self.vector)
-            self._dynamics[temperature] = found
+            tau = torch.tensor([temperature], dtype=self._dtype, device=self.device)
+            drawn = self._drawn if shards.any_sharded(self.params.values()) else None
+            self._dynamics[temperature] = self._chain.dynamics(self._prior, tau, drawn)
         return self._dynamics[temperature]
 
     @property
@@ -438,8 +379,3 @@ def _with_chain(tree: Any) -> Any:
     if isinstance(tree, dict):
         return {name: _with_chain(value) for name, value in tree.items()}
     return tree[None]
-
-
-def _with_bias_row(metric: Preconditioner) -> set[str]:
-    units: Units = getattr(metric, "units", {})
-    return {w for ws in units.values() for w in ws}

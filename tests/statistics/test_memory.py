@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import natural_langevin
 import natural_langevin.statistics.moments as library
 from natural_langevin import likelihoods
 from natural_langevin.statistics import Gradients, Network
+from natural_langevin.statistics.requests import Group
 from zoo import Apply
 
 KEY, STEP = torch.zeros(1, 2, dtype=torch.int32), torch.zeros((), dtype=torch.int64)
@@ -95,6 +97,7 @@ import resource, torch
 from torch import nn
 from natural_langevin import likelihoods
 from natural_langevin.statistics import Gradients, Network
+from natural_langevin.statistics.requests import Group
 
 class Model(nn.Module):
     def __init__(self):
@@ -124,3 +127,18 @@ print(peak("second", "cross") - plain)
     assert done.returncode == 0, done.stderr
     # A chunk of 13 samples' gradients is 64 MB, its square as much; tables of 5 MB come on top.
     assert float(done.stdout) < 200, f"{done.stdout} MB more than a plain gradient"
+
+
+def test_a_chunk_of_gradients_is_gone_before_the_next_one_is_made() -> None:
+    made: list[weakref.ref[Tensor]] = []
+
+    def dense(part: slice) -> dict[str, Tensor]:
+        assert all(gone() is None for gone in made)
+        values = torch.arange(part.start, part.stop).float()[:, None]
+        made.append(weakref.ref(values))
+        return {"w": values}
+
+    asked = [Group("w", (), frozenset({"first"}))]
+    found = library.dense_moments(dense, asked, samples=6, chunk=2)
+    assert len(made) == 3
+    assert found["first"]["w"].item() == 2.5

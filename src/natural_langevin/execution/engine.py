@@ -20,14 +20,15 @@ from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 import torch
+from torch import Tensor
 
-from natural_langevin._internal.chains import Batch
+from natural_langevin._internal.chains import Batch, Params
 from natural_langevin._internal.gpu_kernels import plain
 from natural_langevin._internal.messages import first_line
 from natural_langevin.data.streams import InMemory, Stream
 from natural_langevin.dynamics.base import Dynamics, Info, State
 from natural_langevin.dynamics.frame import LangevinDynamics
-from natural_langevin.dynamics.rates import RatesTable
+from natural_langevin.dynamics.rates import Kind, RatesTable
 from natural_langevin.execution import kernels
 from natural_langevin.execution.agreement import disagreement, last_bits_moved, same_losses
 from natural_langevin.execution.compiled import Attempt, CompiledStep, compiled, known_steps
@@ -322,24 +323,32 @@ class Engine:
         asked = self.dynamics, self._data
         kind = self.rates.kind(start)
         try:
-            own = copy.deepcopy(state)
-            step.build(*asked, own, self.rates.kinds)
-            info = step(*asked, own, batch, kind)
+            own, loss = self._moved(step, state, batch, kind)
             with plain():
                 asked = replaying(self.dynamics, state, self.stream), self._data
                 expected, right = pure_step(*asked, state, batch, kind)
-                wrong = disagreement(own.params, expected.params, state.params)
+                wrong = disagreement(own, expected.params, state.params)
                 if wrong:
                     moved = state._replace(params=last_bits_moved(state.params))
                     rounded, _ = pure_step(*asked, moved, batch, kind)
-                    wrong = disagreement(own.params, expected.params, state.params, rounded.params)
-            if not same_losses(info.loss, right.loss):
+                    wrong = disagreement(own, expected.params, state.params, rounded.params)
+            if not same_losses(loss, right.loss):
                 wrong = "the loss"
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             return first_line(error)
         return f"they disagree on {wrong}" if wrong else ""
+
+    def _moved(
+        self, step: kernels.FusedStep, state: State, batch: Batch | None, kind: Kind
+    ) -> tuple[Params, Tensor]:
+        """Weights after a fused step, and its losses. The rest of the new state is not kept: the
+        general step, which comes next, needs the memory."""
+        own = copy.deepcopy(state)
+        step.build(self.dynamics, self._data, own, self.rates.kinds)
+        info = step(self.dynamics, self._data, own, batch, kind)
+        return own.params, info.loss
 
     def _compiled_step(self, state: State) -> InPlaceStep:
         """The compiled step, fused where a backend can; one for the same dynamics and shapes."""

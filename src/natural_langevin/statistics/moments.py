@@ -185,14 +185,18 @@ def dense_moments(
 ) -> Moments:
     """Every reducer from ``dense(part)``: (n, *shape), a chunk at a time."""
     divisor = samples if divisor is None else divisor
-    parts = []
-    for start in range(0, samples, chunk):
-        found = dense(slice(start, min(start + chunk, samples)))
+
+    def means(part: slice) -> Moments:
         sums: Moments = {}
+        found = dense(part)
         for group in groups:
             merge(sums, _reduced(group, found, basis))
-        parts.append(pytree.tree_map(lambda total: _mean(total, divisor), sums))
-    total: Moments = reduce(lambda a, b: pytree.tree_map(torch.add, a, b), parts)
+        return pytree.tree_map(lambda total: _mean(total, divisor), sums)
+
+    total: Moments = {}  # a chunk's gradients are gone before the next one's are made
+    for start in range(0, samples, chunk):
+        more = means(slice(start, min(start + chunk, samples)))
+        total = pytree.tree_map(torch.add, total, more) if total else more
     for w, factor in total.get("inputs", {}).items():
         trace = factor.diagonal(dim1=-2, dim2=-1).sum(-1)
         total["inputs"][w] = factor / trace.clamp_min(torch.finfo(factor.dtype).tiny)

@@ -14,7 +14,9 @@ data sets of errors and coverage.
 * laws: the posterior of a linear model, which is known; the same in other units; of 10^6 rows
 * references: Stan's reference posteriors (see ``lab.posteriordb``), four chains
 * nuts: small networks, some with gaps, ends and corners, against stored NUTS runs (see
-  ``lab.defaults.against_nuts``), at all test rows and beyond the data
+  ``lab.defaults.against_nuts``), at all test rows and beyond the data; the NLL with the last layer
+  integrated in both (``lab.defaults.last_layer``), beside that of the draws, where few of them
+  decide it
 * coverage: data sets drawn from the prior; how often 95 % intervals of the function hold it, inside
   of the data and outside; and of new targets, with eight rows and noise that is sampled
 * provocations: runs that are wrong by construction, which must say so
@@ -172,8 +174,9 @@ def nuts(seeds: int, sets: int) -> Iterator[Case]:
 
     def one(make: Callable[[], Problem], seed: int) -> Row:
         found = against_nuts.compare(make(), seed, folder)
-        names = ("distance_in_sd", "sd_ratio", "nll_difference", "seconds")
-        figures = {k: round(found[k], 3) for k in names}
+        names = ("distance_in_sd", "sd_ratio", "nll_difference", "nll_error", "nll_of_draws",
+                 "seconds")  # fmt: skip
+        figures = {k: round(found[k], 3) for k in names if k in found}
         met = figures["distance_in_sd"] < 0.15 and abs(figures["sd_ratio"] - 1) < 0.1
         goal = "means .15 sd, sds 10 %"
         if make in GAPS:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lab.defaults import gaps, nuts_files, record
+from lab.defaults import gaps, last_layer, nuts_files, record
 from lab.defaults.small import PROBLEMS, Problem
 from lab.pages import markdown
 from natural_langevin import Langevin, Posterior
@@ -77,6 +77,15 @@ def compare(problem: Problem, seed: int, folder: Path, **lengths: int) -> dict[s
     choice = posterior.config["recipe"]
     scale = given or (choice["prior_scale"] or {"value": 1.0})["value"]
     found, true = score(problem, posterior), reference(problem, scale, folder, **lengths)
+    apart_by = {"nll_difference": found["nll"] - float(true["nll"])}
+    if "integrated" in true:
+        kept = {k: v[posterior.healthy] for k, v in posterior.samples.items()}
+        value, error = last_layer.of_chains(problem, kept, nuts_files.variances(problem, scale))
+        apart_by |= {
+            "nll_of_draws": apart_by["nll_difference"],
+            "nll_difference": value - float(true["integrated"]),
+            "nll_error": math.hypot(error, float(true["integrated_error"])),
+        }
     mean, sd = (torch.from_numpy(true[k]).flatten().double() for k in ("mean", "sd"))
     open_ = sd > 0.01 * sd.max()  # a class that nobody doubts has no deviation to divide by
     ratio, apart = (found["sd"] / sd)[open_], ((found["mean"] - mean) / sd)[open_]
@@ -93,7 +102,7 @@ def compare(problem: Problem, seed: int, folder: Path, **lengths: int) -> dict[s
         "way": choice["way"],
         "nll": found["nll"],
         "nuts_nll": float(true["nll"]),
-        "nll_difference": found["nll"] - float(true["nll"]),
+        **apart_by,
         "nuts_nll_of_chains": true["nll_of_chains"].tolist(),
         "sd_ratio": float(found["sd"].mean() / sd.mean()),
         "sd_ratio_beyond": float(found["sd"][beyond].mean() / sd[beyond].mean()),

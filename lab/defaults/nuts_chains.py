@@ -23,11 +23,12 @@ import blackjax
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 from blackjax.adaptation.mass_matrix import mass_matrix_adaptation
 from blackjax.adaptation.step_size import dual_averaging_adaptation
 from blackjax.adaptation.window_adaptation import build_schedule
 
-from lab.defaults import nuts, nuts_files
+from lab.defaults import last_layer, nuts, nuts_files
 from lab.defaults.gaps import GAPS
 from lab.defaults.small import PROBLEMS, Problem
 
@@ -59,6 +60,18 @@ def outputs_of(problem: Problem, variances: Mapping[str, float], drawn: np.ndarr
         x = jnp.asarray(problem.x_test.numpy(), float)
         one = jax.jit(lambda z: outputs(z, x))
         return np.stack([np.stack([np.asarray(one(z)) for z in c]) for c in drawn.astype(float)])
+
+
+def named(
+    problem: Problem, variances: Mapping[str, float], drawn: np.ndarray
+) -> dict[str, torch.Tensor]:
+    """(chain, draw, weight) to weights {name: (chain, draw, *shape)}."""
+    shapes = {name: p.shape for name, p in sorted(problem.network().named_parameters())}
+    parts = torch.from_numpy(drawn).split([shape.numel() for shape in shapes.values()], -1)
+    return {
+        name: part.unflatten(-1, shape) * variances[name] ** 0.5
+        for (name, shape), part in zip(shapes.items(), parts, strict=True)
+    }
 
 
 def chain(
@@ -179,6 +192,9 @@ def merge(problem: Problem, variances: Mapping[str, float], files: list[Path], m
     every = -(-count // most)
     drawn = np.stack([part["drawn"][:count][::every] for part in parts])
     found = nuts.summary(problem, outputs_of(problem, variances, drawn))
+    if last_layer.integrable(problem):
+        value, error = last_layer.of_chains(problem, named(problem, variances, drawn), variances)
+        found |= {"integrated": value, "integrated_error": error}
     after = [part["log"][int(part["warmup"]) :] for part in parts]
     return found | {
         "seconds": sum(float(part["seconds"]) for part in parts),

@@ -82,6 +82,8 @@ def test_chains_stop_go_on_merge_and_are_the_posterior(
     assert (int(found["chains"]), int(found["draws"]), int(found["thin"])) == (1, 400, 1)
     assert found["rhat_max"] < 1.05
     assert found["gradients_per_draw"] >= 1
+    assert abs(found["integrated"] - found["nll"]) < 0.01  # of a linear model all of it
+    assert np.isnan(found["integrated_error"])  # of one chain
 
     # w ~ N(m, S): S^{-1} = X'X / sigma^2 + 1/10, m = S X'y / sigma^2; predictions X m, X S X'.
     design = torch.cat([problem.x, torch.ones_like(problem.x)], 1).double()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from natural_langevin import Langevin, likelihoods
+from natural_langevin import Langevin, likelihoods, preconditioners
 from natural_langevin.likelihoods import Likelihood
 
 RUN = {"steps": 4, "batch_size": 10, "progress": False}
@@ -42,6 +42,18 @@ def test_a_run_without_mistakes_says_nothing(caplog: pytest.LogCaptureFixture) -
     assert said(caplog, network(nn.LogSoftmax(-1)), likelihoods.Categorical(), (x, y)) == []
     sigma = likelihoods.Gaussian(sigma=0.5)
     assert said(caplog, network(outputs=1), sigma, (x, x[:, :1])) == []
+
+
+def test_a_metric_of_one_row_is_no_curvature(caplog: pytest.LogCaptureFixture) -> None:
+    """As when a density is given as the loss of one row: at its mode the gradient is zero."""
+    x, y = rows()
+    for metric, count in ((None, 1), (preconditioners.Euclidean(), 0)):
+        caplog.clear()
+        sampler = Langevin(
+            network(), likelihoods.Categorical(), preconditioner=metric, step_size=1e-4
+        )
+        sampler.sample((x[:1], y[:1]), **RUN | {"batch_size": 1})  # type: ignore[arg-type]
+        assert sum("only one vanish" in m for m in caplog.messages) == count
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,21 @@ def test_one_that_has_units_must_say_what_it_is_in_others() -> None:
         sampled(x, 1e5 * y, Silent(), network())
 
 
+def test_one_that_is_a_loss_alone_predicts_outputs_and_says_what_it_lacks() -> None:
+    class Loss(likelihoods.Likelihood):
+        def log_loss(self, outputs: Tensor, y: Tensor, state: likelihoods.State) -> Tensor:
+            return (outputs - y).abs().sum(-1) / 0.1
+
+    x, y = rows()
+    _, posterior = sampled(x, y, Loss(), network())
+    by_hand = torch.stack([
+        posterior.network(c, d)(x) for c in range(posterior.chains) for d in range(posterior.draws)
+    ])  # fmt: skip
+    torch.testing.assert_close(posterior.predict(x).mean, by_hand.mean(0))
+    with pytest.raises(TypeError, match="Loss has no predictive distribution"):
+        posterior.evaluate(x, y)
+
+
 def test_columns_of_noise_that_cannot_be_scaled_share_a_unit() -> None:
     assert likelihoods.Scaled.takes(likelihoods.StudentT())
     assert not likelihoods.Scaled.takes(OwnLaplace())

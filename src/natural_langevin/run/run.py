@@ -306,7 +306,7 @@ def _notice(motion: Motion, plan: Plan, stream: Stream, said: set[str]) -> None:
     fitted = plan.by_recipe and motion.start == "model"
     notices.notice(
         problem.network.model, problem.likelihood, problem.signature, (x, y), outputs,
-        fitted=fitted, said=said,
+        fitted=fitted, metric=motion.preconditioner, rows=stream.num_data, said=said,
     )  # fmt: skip
 
 

@@ -18,6 +18,8 @@ from torch.nn.modules.conv import _ConvNd
 from natural_langevin._internal.progress import Progress
 from natural_langevin.data.signature import Signature
 from natural_langevin.likelihoods import Likelihood
+from natural_langevin.preconditioners import Preconditioner
+from natural_langevin.preconditioners.base import FisherPreconditioner
 from natural_langevin.run.problem.problem import Problem
 
 log = logging.getLogger("natural_langevin")
@@ -35,14 +37,21 @@ def notice(
     outputs: Any,
     *,
     fitted: bool,
+    metric: Preconditioner,
+    rows: float | None,
     said: set[str],
 ) -> None:
     """Logs every notice that is not among those ``said``. ``outputs``: of some samples;
     ``fitted``: the network has learned from such inputs and targets already, whatever their
-    size."""
+    size; ``rows``: of the data, where known."""
     x, y = (t[:ROWS] for t in data)
     found = [*_of_network(model), *_of_outputs(model, likelihood, outputs)]
     found += _of_shapes(likelihood, outputs, y)
+    if rows == 1 and isinstance(metric, FisherPreconditioner):
+        found.append(
+            f"{type(metric).__name__} is made of the gradients of single rows, and those of the "
+            "only one vanish at a minimum: give preconditioner=preconditioners.Euclidean()"
+        )
     if not fitted:
         found += [*_of_inputs(model, signature, x), *_of_targets(likelihood, y)]
     for text in found:

@@ -62,6 +62,12 @@ def test_uniform_ranks_have_uniform_p_values() -> None:
     assert 0.4 < float(p.mean()) < 0.6
 
 
+def test_shares_that_are_no_binary_fractions_sum_to_all_simulations() -> None:
+    """A sixth of 160 rounds: of shares in float32 SciPy refused the sum."""
+    ranks = {"one": torch.arange(160) % 6}
+    assert Calibration(ranks, draws=5).p_values()["one"] > 0.99
+
+
 def test_a_likelihood_that_learns_is_refused() -> None:
     with pytest.raises(ValueError, match="learns its noise"):
         run(likelihoods.Gaussian("rmse"))

@@ -49,7 +49,7 @@ class Calibration:
             width, counts = (
                 torch.bincount(r * bins // (self.draws + 1), minlength=bins) for r in (every, ranks)
             )
-            expected = width / (self.draws + 1) * len(ranks)
+            expected = width.double() / (self.draws + 1) * len(ranks)
             found[name] = float(stats.chisquare(counts.numpy(), expected.numpy()).pvalue)
         return found
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from natural_langevin import Langevin, Posterior, likelihoods, models, priors
 from natural_langevin.posterior import calibration
 from natural_langevin.recipe.settings import Trial
+from short_recipe import SHORT as BRIEF
 from short_recipe import USUAL, changed
 
 RULE = USUAL.sharpness
@@ -78,6 +79,37 @@ def test_a_run_learns_it() -> None:
     assert "held-out labels" in chosen["reason"]
     assert posterior.plan.calibration.sharpness == chosen["value"]
     assert posterior.config["temperature"] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("trial", "steps", "enough", "compile", "labels"),
+    [(1, 90, 20, False, 20), (1, 40, 20, False, 60), (2, 90, 20, False, 60),
+     (1, 90, 21, False, 60), (1, 90, 20, "auto", 60)],
+    ids=["as the run", "too short a run", "as many chains", "too few rows", "by an engine"],
+)  # fmt: skip
+def test_as_many_chains_as_the_run_has(
+    trial: int, steps: int, enough: int, compile: bool | str, labels: int
+) -> None:
+    """Fewer are surer than the run: it is then measured by the run's own number of chains for as
+    long as its burn-in, on the 20 of 60 rows that one of three folds holds out."""
+    few = Trial(steps=40, chains=trial, draws=5, folds=3)
+    recipe = changed(
+        BRIEF,
+        prior={"native": few, "eager": few, "enough_held_out": enough},
+        sharpness={"least_gain": -math.inf},
+    )
+    x, y = rows()
+
+    def sampler() -> Langevin:
+        network, likelihood = models.mlp(2, 2, (3,)), likelihoods.Categorical()
+        return Langevin(network, likelihood, chains=2, recipe=recipe, compile=compile)
+
+    plan = sampler().plan((x, y), steps=steps)
+    assert f"on {labels} held-out labels" in plan.reasons["sharpness"]
+    assert plan.calibration is not None
+    posterior = sampler().sample((x, y), plan=plan, progress=False)
+    assert posterior.sharpness == plan.calibration.sharpness
+    assert sampler().plan((x, y), steps=steps) == plan
 
 
 def test_every_label_counts_once() -> None:

@@ -236,10 +236,8 @@ def _by_recipe(
     if begin == "model" and problem.likelihood.own_parameter is not None:
         downhill = True  # the noise, at least, has learned nothing
     motion = replace(motion, start=begin)
-    choice = _chosen(
-        prior_trial.Search(motion, downhill, batch_size, costs, limit.searching()), given,
-        (x, y), num_data,
-    )  # fmt: skip
+    search = prior_trial.Search(motion, downhill, batch_size, costs, limit.searching())
+    choice = _chosen(search, given, (x, y), num_data)
     if given.auto:
         choice = step_size.with_anchors(choice, problem, num_data, batch_size, settings)
     else:
@@ -263,7 +261,6 @@ def _by_recipe(
         seconds=asked.seconds,
         exchange=asked.exchange,
         calibrate=given.calibrate,
-        calibration=choice.calibration() if given.calibrate else None,
         units=problem.units,
         measured=choice.measured(),
         reasons=choice.reasons() | {"start": why},
@@ -277,10 +274,18 @@ def _by_recipe(
         follow(motion, plan), plan, choice, asked, costs, affordable,
         ends=limit.ends_run, until=until,
     )  # fmt: skip
-    return replace(
+    plan = replace(
         plan, steps=lengths.steps, burn_in=lengths.burn_in, thin=lengths.thin, end=lengths.end,
         reasons=dict(plan.reasons) | {"steps": lengths.reason},
     )  # fmt: skip
+    if not given.calibrate:
+        return plan
+    _, burn_in, _ = plan.lengths()[0]
+    sharpness = prior_trial.sharpness_of_run(search, (x, y), choice, burn_in)
+    choice = dataclasses.replace(choice, sharpness=sharpness)
+    return replace(
+        plan, calibration=choice.calibration(), reasons=dict(plan.reasons) | choice.reasons()
+    )
 
 
 def _with_step_size(choice: recipe.Choice, given: Given) -> recipe.Choice:

@@ -132,6 +132,7 @@ class Choice:
     prior_scale: HeldOutChoice | None = None
     sharpness: HeldOutChoice | None = None
     spread: HeldOutNoise | None = None
+    trial_chains: int = 0  # by which the last two were chosen
     friction: float = StepSize.friction
     #: The smallest curvature in the metric, of few weights whose curvatures are all positive; and
     #: in how many steps such a direction relaxes, where it is what the length follows.

@@ -87,6 +87,17 @@ def test_files_predict_like_the_posterior(
         assert_predicts(read, posterior, inputs, estimate=estimate)
 
 
+def test_a_calibrated_classifier_as_onnx(tmp_path: Path) -> None:
+    """By default predictions are sharpened; also where its networks are sure, and agree."""
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    sampler = Langevin(nn.Linear(3, 2), likelihoods.Categorical(), step_size=0.05, chains=2)
+    posterior = sampler.sample((x, (x[:, 0] > 0).long()), 30, burn_in=24, thin=2, progress=False)
+    for state in posterior.samples.values():
+        state.mul_(8.0)
+    posterior.export(tmp_path / "file.onnx", x[:2], format="onnx", sharpness=0.8)
+    assert_predicts(onnx_reader(tmp_path / "file.onnx"), posterior, x, sharpness=0.8)
+
+
 def test_layers_that_cannot_stand_side_by_side(tmp_path: Path, classes: Data) -> None:
     """BatchNorm under vmap fixes the number of inputs: its networks follow one another."""
     posterior = sample(likelihoods.Categorical(), classes, norm=True)

@@ -124,10 +124,14 @@ def write(served: Served, path: str | os.PathLike[str], example: Tensor, format:
     found = ["mean", "total", "epistemic"]
     names = found if len(program.graph_signature.user_outputs) == 3 else found[::2]
     with _quiet():
-        converted = torch.onnx.export(
-            program, dynamo=True, input_names=["x"], output_names=names, verbose=False
-        )
+        converted = torch.onnx.export(program, dynamo=True, input_names=["x"], verbose=False)
     assert converted is not None
+    # Not by output_names=, which a value inside may have too.
+    graph = converted.model.graph
+    for value in (value for node in graph.all_nodes() for value in node.outputs):
+        value.name = f"inner_{value.name}"
+    for value, name in zip(graph.outputs, names, strict=True):
+        value.name = name
     converted.save(os.fspath(path))
 
 

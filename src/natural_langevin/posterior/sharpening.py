@@ -49,6 +49,8 @@ _RIDGE = 1e-14
 _LEAST = 1e-200
 #: Of the mean, far below ``TOLERANCE``.
 _FAR = 1e-40
+#: In place of both in an exported file: constants of ONNX are float32, where they are zero.
+_SERVED_LEAST = 1e-37
 #: Probabilities in float64 at once, of which a GPU wants many.
 _VALUES, _GPU_VALUES = 1 << 21, 1 << 26
 
@@ -77,9 +79,9 @@ def classes_only(
     return found
 
 
-def sharper(mean: Tensor, sharpness: float) -> Tensor:
+def sharper(mean: Tensor, sharpness: float, least: float = _LEAST) -> Tensor:
     """ln q of mean probabilities m (..., K), in float64."""
-    return (sharpness * mean.double().clamp_min(_LEAST).log()).log_softmax(-1)
+    return (sharpness * mean.double().clamp_min(least).log()).log_softmax(-1)
 
 
 def moves(parts: Tensor, sharpness: float) -> Tensor:
@@ -109,9 +111,9 @@ def sharpened(
 
 def _shifted(p: Tensor, sharpness: float, *, served: bool) -> Tensor:
     """p' of p (n, K, M)."""
-    mean = p.mean(-1)
-    log_q = sharper(mean, sharpness)
-    u = log_q - mean.clamp_min(_LEAST).log()  # exact where all networks say the same
+    mean, least = p.mean(-1), _SERVED_LEAST if served else _LEAST
+    log_q = sharper(mean, sharpness, least)
+    u = log_q - mean.clamp_min(least).log()  # exact where all networks say the same
     if served:
         for _ in range(SERVED_STEPS):
             u, residual = _newton(p, log_q.exp(), u, served=True)
@@ -119,7 +121,7 @@ def _shifted(p: Tensor, sharpness: float, *, served: bool) -> Tensor:
     else:
         u = _solved(p, log_q.exp(), u)
     shifted = p * _factors(u).unsqueeze(-1)
-    return shifted / shifted.sum(1, keepdim=True).clamp_min(_LEAST)
+    return shifted / shifted.sum(1, keepdim=True).clamp_min(least)
 
 
 def _solved(p: Tensor, q: Tensor, u: Tensor) -> Tensor:
@@ -145,9 +147,10 @@ def _factors(u: Tensor) -> Tensor:
 def _newton(p: Tensor, q: Tensor, u: Tensor, *, served: bool = False) -> tuple[Tensor, Tensor]:
     """u after a step, and the largest |mean p' - q| before it, (n,)."""
     b, count = _factors(u), p.shape[-1]
-    z = (b.unsqueeze(1) @ p).clamp_min(_LEAST)  # (n, 1, M)
+    least, far = (_SERVED_LEAST, _SERVED_LEAST) if served else (_LEAST, _FAR)
+    z = (b.unsqueeze(1) @ p).clamp_min(least)  # (n, 1, M)
     mean = b * (p @ z.reciprocal().mT).squeeze(-1) / count
-    scale = mean + _FAR  # classes that nobody speaks of stay where they are
+    scale = mean + far  # classes that nobody speaks of stay where they are
 
     def times(v: Tensor) -> Tensor:
         of_each = (b * v).unsqueeze(1) @ p / z  # p'_s . v
@@ -159,11 +162,11 @@ def _newton(p: Tensor, q: Tensor, u: Tensor, *, served: bool = False) -> tuple[T
     for _ in range(min(u.shape[-1] - 1, SERVED_PRODUCTS if served else PRODUCTS)):
         product = times(direction)
         floor = _RIDGE * (scale * direction.square()).sum(-1, keepdim=True)
-        curved = (direction * product).sum(-1, keepdim=True).maximum(floor).clamp_min(_LEAST)
+        curved = (direction * product).sum(-1, keepdim=True).maximum(floor).clamp_min(least)
         step = step + size / curved * direction
         left = left - size / curved * product
         before, size = size, (left.square() / scale).sum(-1, keepdim=True)
-        direction = left / scale + size / before.clamp_min(_LEAST) * direction
+        direction = left / scale + size / before.clamp_min(least) * direction
         if not served and bool((size <= ENOUGH**2 * first).all()):
             break
     reach = step.amax(-1, keepdim=True) - step.amin(-1, keepdim=True)

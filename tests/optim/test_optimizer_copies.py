@@ -74,6 +74,24 @@ def test_the_copy_goes_on_as_the_original_does(name: str, copied: Any) -> None:
         assert torch.equal(mean, other.mean()[name])
 
 
+@pytest.mark.parametrize("name", ["default", "rmsprop", "full"])
+def test_a_state_that_was_loaded_is_a_copy(name: str) -> None:
+    """``state_dict`` holds the tensors themselves: what it was loaded into leaves them alone."""
+    full = {"preconditioner": preconditioners.FullFisher(damping=1e-2)}
+    settings = SETTINGS.get(name, full)
+    one, other = made(**settings), made(**settings)
+    for _ in range(3):
+        step(one)
+    other.model.load_state_dict(one.model.state_dict())
+    other.load_state_dict(one.state_dict())
+    for _ in range(3):
+        step(other)
+    for _ in range(3):
+        step(one)
+    for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
 def other_state(name: str) -> dict[str, Any]:
     if name == "another optimizer":
         return torch.optim.Adam(made().model.parameters()).state_dict()

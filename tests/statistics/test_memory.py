@@ -97,7 +97,6 @@ import resource, torch
 from torch import nn
 from natural_langevin import likelihoods
 from natural_langevin.statistics import Gradients, Network
-from natural_langevin.statistics.requests import Group
 
 class Model(nn.Module):
     def __init__(self):

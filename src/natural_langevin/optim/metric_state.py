@@ -2,7 +2,7 @@
 
 A preconditioner's metric is a tree of tensors (chain, *shape): ``metric["second"][name]``,
 ``metric["cross"][bias][weight]``, ``metric["fisher"][""]``. ``torch.optim`` keeps a dict of tensors
-per parameter. ``MetricLayout`` maps one to the other: every tensor goes to the parameter that its
+per parameter. ``MetricLayout`` maps the one to the other: a tensor goes to the parameter that its
 path ends in (a weight belongs to one bias at most), or to the first one.
 """
 
@@ -59,18 +59,7 @@ class MetricLayout:
         units: Mapping[str, tuple[str, ...]],
     ) -> None:
         self._first = next(iter(shapes))
-        tree = _tree(preconditioner, shapes, units)
-        self._kinds, self._paths = tuple(tree), list(_paths(tree))
-
-    def read(self, state: Mapping[str, dict[str, Any]], names: Iterable[str]) -> Metric:
-        """The metric of a block, from ``state[name]``."""
-        metric: Metric = {kind: {} for kind in self._kinds}  # a block may have none of a kind
-        for path, owner in self._of(names):
-            tree = metric
-            for step in path[:-1]:
-                tree = tree.setdefault(step, {})
-            tree[path[-1]] = state[owner][path[0]][None]
-        return metric
+        self._paths = list(_paths(_tree(preconditioner, shapes, units)))
 
     def write(
         self, state: Mapping[str, dict[str, Any]], names: Iterable[str], metric: Metric

@@ -176,16 +176,13 @@ class Update:
         return found
 
     def _restored(self, state: State) -> State:
-        """The state with what ``states`` holds already."""
-        fresh = self._kept(state)
-        for k, p in self.params.items():
-            for kind, into in fresh[k].items():
-                known = self._states.get(p, {}).get(kind)
-                if known is not None and kind in state.metric:
-                    fresh[k][kind] = shards.local(known).to(into)
-                elif known is not None:
+        """The state with what ``states`` holds already, copied: a checkpoint stays as it is."""
+        for k, fields in self._kept(state).items():
+            for kind, into in fields.items():
+                known = self._states.get(self.params[k], {}).get(kind)
+                if known is not None:
                     into.copy_(shards.local(known))
-        return state._replace(metric=self._layout.read(fresh, self.params))
+        return state
 
     def publish(self) -> None:
         """Puts the state's tensors where ``torch.optim`` expects them. Idempotent."""
@@ -366,7 +363,7 @@ class Update:
 
     @property
     def metric(self) -> Metric:
-        """The metric by name, where it is so."""
+        """The metric of these parameters, with a chain axis."""
         return self._state.metric
 
 

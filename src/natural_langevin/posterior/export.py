@@ -129,7 +129,8 @@ def write(served: Served, path: str | os.PathLike[str], example: Tensor, format:
     # Not by output_names=, which a value inside may have too.
     graph = converted.model.graph
     for value in (value for node in graph.all_nodes() for value in node.outputs):
-        value.name = f"inner_{value.name}"
+        if value.name in names:
+            value.name = f"inner_{value.name}"
     for value, name in zip(graph.outputs, names, strict=True):
         value.name = name
     converted.save(os.fspath(path))

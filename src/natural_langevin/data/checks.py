@@ -83,7 +83,9 @@ def _missing(part: Any) -> bool:
 
 
 def in_memory(data: Any) -> Any:
-    """All rows of a Dataset as one batch, as a DataLoader collates them; other data as they are."""
+    """All rows of a Dataset as one batch, as a DataLoader collates them; other data as they are.
+
+    Rows are read once: what augments or does not fit into memory is a DataLoader's."""
     if isinstance(data, TensorDataset):
         return data.tensors
     if isinstance(data, IterableDataset):

@@ -215,7 +215,8 @@ class Gradients:
         elif one_by_one(self.network.model, params, batch[0][0] if chain_axis else batch[0]):
             one.numbers = chunk_numbers(key.device)
             over_chains = partial(in_turn, one.evaluate, len(key), axes)
-            what = one.requests, one.deferred, one.loss_dtype, axes, batch[0].shape
+            shapes = tuple(part.shape for part in batch)
+            what = one.requests, one.deferred, one.loss_dtype, axes, shapes
             if recordings is not None and len(recordings) < MOST_RECORDINGS:
                 recordings.setdefault(what, cuda_graphs.RecordedFunction("a chain's passes"))
             if recordings and what in recordings and cuda_graphs.recordable(key):

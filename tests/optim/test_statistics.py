@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin import likelihoods, preconditioners
 from natural_langevin.optim import NaturalLangevin
+from natural_langevin.optim.capture import Pass
 from natural_langevin.optim.reading import local_gradient
 from natural_langevin.statistics import Evaluation, Statistics
 from oracle import Twice, assert_exact, cross_entropy, per_sample_loop
@@ -106,7 +107,7 @@ def test_activations_go_with_their_graph() -> None:
     gc.disable()
     try:
         outputs = model(x)
-        (one,) = [o for o in gc.get_objects() if type(o).__name__ == "Pass"]
+        (one,) = [o for o in gc.get_objects() if type(o) is Pass]
         seen = weakref.ref(one)
         del one, outputs
         assert seen() is None

@@ -99,8 +99,7 @@ def _fill(
     with torch.no_grad(), threads.one() if small else nullcontext():
         for some in _some(posterior, samples, chains, sample_batch, plain=plain):
             with shown_to_model(x):
-                outputs = posterior.outputs(some, x)
-            averager.add(outputs)
+                averager.add(posterior.outputs(some, x))
         one = {name: value[:1] for name, value in posterior.last.items()}
         posterior.shards.pool(averager, lambda: posterior.outputs(one, x)[:0])
         averager.settle()

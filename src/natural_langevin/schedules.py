@@ -13,6 +13,7 @@ import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -192,7 +193,8 @@ class inverse_sqrt:
 
     def table(self, start: int, stop: int) -> Tensor:
         """The same for steps ``start`` to ``stop - 1``, to the last bit: float64, (step, 1)."""
-        return 1.0 / torch.arange(start + 1, stop + 1, dtype=torch.float64).sqrt()[:, None]
+        roots = np.sqrt(np.arange(start + 1, stop + 1, dtype=np.float64))  # torch's may err by a bit
+        return torch.from_numpy(1.0 / roots)[:, None]
 
 
 def stages(step_size: object) -> Stages | None:

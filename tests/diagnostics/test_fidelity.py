@@ -91,8 +91,8 @@ def test_classes_of_a_small_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
     # Between and beyond the data: near them every network says the same, at any temperature.
     at = 3 * torch.randn(80, 2, generator=generator())
-    right = diagnostics.fidelity(sampled(1.0), (x, y), at=at, trajectories=20, steps=6)
-    cold = diagnostics.fidelity(sampled(0.01), (x, y), at=at, trajectories=20, steps=6)
+    right = diagnostics.fidelity(sampled(1.0), (x, y), at=at, trajectories=30, steps=8)
+    cold = diagnostics.fidelity(sampled(0.01), (x, y), at=at, trajectories=30, steps=8)
     assert right.agreement is not None
     assert right.agreement > 0.95
     assert right.total_variation < 0.05

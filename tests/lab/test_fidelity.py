@@ -36,7 +36,7 @@ TOY = Settings(seconds=1e-9, pilot=0.0, batch_size=20, looks=4, depth=8, width=2
 
 @pytest.fixture(autouse=True)
 def _a_clock_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run is broken off where it is late, by seconds: here every look at the clock is one tick."""
+    """A run that is late is broken off, by seconds: every look at this clock is one tick."""
     ticks = itertools.count()
     monkeypatch.setattr(chain, "now", lambda device: 1e-6 * next(ticks))
 

@@ -216,3 +216,20 @@ def test_quantiles_where_one_network_has_no_finite_mean() -> None:
         torch.testing.assert_close(mixture.cdf(y), torch.full_like(y, level), rtol=0, atol=1e-9)
     assert 0.9 < float(mixture.icdf(0.5)) < 1.1
     assert bool(mixture.crps(column([1.0])).isfinite().all())
+
+
+def test_zero_is_the_quantile_where_it_has_the_probability() -> None:
+    """P(Y = 0) = .95: the median is 0, to the last bit, and the interval from 0 to 0 holds that."""
+    mixture = Mixture(likelihoods.Hurdle(), torch.tensor([[[-np.log(19.0), 0.0, 0.0]]]), {})
+    ends = mixture.icdf([0.05, 0.5, 0.9, 0.99])
+    assert ends[:3].flatten().tolist() == [0.0, 0.0, 0.0]
+    assert float(ends[3]) > 0
+    assert float(mixture.between(ends[0], ends[2])) == pytest.approx(0.95)
+    assert float(mixture.between(ends[0], ends[3])) == pytest.approx(0.99)
+
+
+def test_intervals_of_small_counts_hold_what_they_say() -> None:
+    mixture = Mixture(likelihoods.Poisson(), torch.full((1, 1, 1), np.log(0.3)), {})
+    low, high = mixture.icdf([0.05, 0.95])
+    assert [float(low), float(high)] == [0.0, 1.0]
+    assert float(mixture.between(low, high)) == pytest.approx(stats.poisson(0.3).cdf(1))

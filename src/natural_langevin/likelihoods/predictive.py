@@ -222,12 +222,25 @@ class Mixture(Distribution):
                 return torch.cat([(below < one).sum(0, keepdim=True) for one in level]).double()
         low, high = self._bracket(level)
         if not self.is_discrete:
-            return mixtures.search(self.cdf, self._density, level, low, high)
+            found = mixtures.search(self.cdf, self._density, level, low, high)
+            least = self._least(found)  # which may have a probability of its own
+            return torch.where(self.cdf(least) >= level, least, found)
         while bool((high - low > 1).any()):
             middle = ((low + high) / 2).floor()
             below = self.cdf(middle) < level
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
         return high
+
+    def _least(self, like: Tensor) -> Tensor:
+        """The smallest number that a target can be, -inf where there is none."""
+        return torch.full_like(like, getattr(self._networks.support, "lower_bound", -math.inf))
+
+    def between(self, low: Tensor, high: Tensor) -> Tensor:
+        """P(low <= Y <= high) of every component, the ends included: of counts, and of numbers one
+        of which has a probability, more than the level of the interval that they are ends of."""
+        before = low - 1 if self.is_discrete else low
+        below = torch.where(low <= self._least(low), 0.0, self.cdf(before))
+        return self.cdf(high) - below
 
     def crps(self, y: Tensor) -> Tensor:
         """Continuous ranked probability score of every component, integral of

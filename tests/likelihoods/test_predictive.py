@@ -176,3 +176,60 @@ def test_classes_by_a_law_of_ones_own() -> None:
     logits = torch.randn(3, 4, 2)
     found = predicted_by(Halved(), logits, {})
     torch.testing.assert_close(found.value, (logits / 2).softmax(-1))
+
+
+@pytest.mark.parametrize("name", ["poisson", "negative binomial"])
+def test_crps_of_large_counts_beside_small_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Means of 2, 3,000 and 20,000 in one batch: the sums, with some hundreds of evaluations and
+    not one for every count."""
+    likelihood, _, law = CASES[name]
+    means = torch.tensor([[2.0, 3000.0, 20_000.0], [3.0, 3300.0, 18_000.0]]).double()
+    mixture = Mixture(likelihood, means.log()[..., None], {})
+    y = column([4.0, 3500.0, 2000.0])
+    counts, evaluated = np.arange(600_000), 0
+    laws = [[law(means[m, b : b + 1].log().numpy()) for m in range(2)] for b in range(3)]
+    expected = []
+    for row, t in zip(laws, y.flatten().tolist(), strict=True):
+        below = np.mean([one.cdf(counts) for one in row], axis=0)
+        expected.append(float(np.square(below - (counts >= t)).sum()))
+    cdf = Mixture.cdf
+
+    def counted(self: Mixture, value: Tensor) -> Tensor:
+        nonlocal evaluated
+        evaluated += value.numel() // y.numel()
+        return cdf(self, value)
+
+    monkeypatch.setattr(Mixture, "cdf", counted)
+    torch.testing.assert_close(mixture.crps(y), column(expected), rtol=2e-4, atol=0.0)
+    assert evaluated < 2000
+
+
+def test_quantiles_where_one_network_has_no_finite_mean() -> None:
+    """Amounts of about 1 by nine networks, and by a tenth ones whose logarithm has a deviation of
+    exp(4): the mean is infinite, and quantiles are what they are."""
+    outputs = torch.tensor([5.0, 0.0, -2.0]).repeat(10, 1, 1)
+    outputs[3, 0, 2] = 8.0
+    mixture = Mixture(likelihoods.Hurdle(), outputs, {})
+    assert mixture.mean.isinf().all()
+    for level in (0.05, 0.5, 0.9):
+        y = mixture.icdf(level)
+        torch.testing.assert_close(mixture.cdf(y), torch.full_like(y, level), rtol=0, atol=1e-9)
+    assert 0.9 < float(mixture.icdf(0.5)) < 1.1
+    assert bool(mixture.crps(column([1.0])).isfinite().all())
+
+
+def test_zero_is_the_quantile_where_it_has_the_probability() -> None:
+    """P(Y = 0) = .95: the median is 0, to the last bit, and the interval from 0 to 0 holds that."""
+    mixture = Mixture(likelihoods.Hurdle(), torch.tensor([[[-np.log(19.0), 0.0, 0.0]]]), {})
+    ends = mixture.icdf([0.05, 0.5, 0.9, 0.99])
+    assert ends[:3].flatten().tolist() == [0.0, 0.0, 0.0]
+    assert float(ends[3]) > 0
+    assert float(mixture.between(ends[0], ends[2])) == pytest.approx(0.95)
+    assert float(mixture.between(ends[0], ends[3])) == pytest.approx(0.99)
+
+
+def test_intervals_of_small_counts_hold_what_they_say() -> None:
+    mixture = Mixture(likelihoods.Poisson(), torch.full((1, 1, 1), np.log(0.3)), {})
+    low, high = mixture.icdf([0.05, 0.95])
+    assert [float(low), float(high)] == [0.0, 1.0]
+    assert float(mixture.between(low, high)) == pytest.approx(stats.poisson(0.3).cdf(1))

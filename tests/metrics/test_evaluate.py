@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import likelihoods, metrics
+from natural_langevin.likelihoods.predictive import Mixture
+from natural_langevin.metrics.summary import RegressionScores
 from small_run import disagreeing
 
 Data = tuple[Tensor, Tensor]
@@ -74,3 +76,23 @@ def test_what_cannot_be_scored_is_refused(network: nn.Module, regression: Data) 
     posterior = disagreeing(network, likelihoods.Gaussian(sigma=0.3), regression)
     with pytest.raises(ValueError, match="they must agree"):
         posterior.evaluate(regression[0], regression[1][:, :2])
+
+
+def test_right_intervals_of_counts_are_not_called_wide() -> None:
+    """Of counts around .3, the central interval of 90 % goes from 0 to 1 and holds 96 %."""
+    mixture = Mixture(likelihoods.Poisson(), torch.full((2, 2000, 1), 0.3).log(), {})
+    y = torch.poisson(torch.full((2000, 1), 0.3), generator=torch.Generator().manual_seed(0))
+    found = RegressionScores.of(mixture, y, outside=None)
+    assert abs(found.coverage[0.9] - 0.963) < 0.02
+    assert not any("Intervals" in said for said in found.verdicts)
+    assert "96.3% ± 0.4% if the intervals are right" in str(found)
+    twice = RegressionScores.of(mixture, y + (y > 0), outside=None)
+    assert any("(that say 96%)" in said and "Gaussian" not in said for said in twice.verdicts)
+
+
+def test_means_that_do_not_exist_are_mentioned() -> None:
+    mixture = Mixture(likelihoods.StudentT(1.0, 0.3), torch.zeros(2, 50, 1), {})
+    y = 0.3 * torch.linspace(0.01, 0.99, 50).sub(0.5).mul(torch.pi).tan()[:, None]
+    (said,) = RegressionScores.of(mixture, y, outside=None).verdicts
+    assert "not finite" in said
+    assert "quantiles" in said

@@ -172,7 +172,9 @@ def shard_posterior(posterior: Posterior, mesh: ProcessMesh) -> Posterior:
     One number per chain (when it diverged, what its likelihood learned, its losses) goes to every
     process; ``samples``, ``mean`` and ``last`` stay where they are. Processes that share
     minibatches must have the same last iterates: they compare sums of them."""
-    sums = torch.stack([v.double().flatten(1).sum(1) for v in posterior.last.values()]).nan_to_num()
+    sums = torch.stack(
+        [v.double().reshape(len(v), -1).sum(1) for v in posterior.last.values()]
+    ).nan_to_num()
     if not mesh.same_everywhere(sums):
         log.warning(
             "processes that share minibatches now hold different parameters: are their devices "

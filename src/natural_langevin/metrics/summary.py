@@ -112,6 +112,7 @@ class RegressionScores:
     nll_error: float | None = None  # Monte-Carlo standard error, from the draws' correlation
     blind_nll: float | None = None  # of one distribution for all samples: see ``metrics.blind``
     single_nll: float | None = None  # of the one network that does best on these very samples
+    claimed: dict[float, float] | None = None  # what intervals of counts, or with 0, say they hold
 
     @staticmethod
     def of(law: Mixture, y: Tensor, *, outside: Tensor | None) -> RegressionScores:
@@ -135,21 +136,45 @@ class RegressionScores:
             risk_coverage_area=selective.risk_coverage(inside, squared).area,
             ood_auroc=None if outside is None else selective.ood_auroc(inside, outside),
             blind_nll=guess(y) if _varied(y) else None,
-        )
+            claimed=None if law.is_normal else {
+                level: float(law.between(low, high).mean())
+                for level, low, high in zip(LEVELS, lower, upper, strict=True)
+            },
+        )  # fmt: skip
+
+    def _claim(self, level: float) -> tuple[float, float]:
+        """What intervals say that they hold, and the standard error of counting that."""
+        claim = level if self.claimed is None else self.claimed[level]
+        return claim, max(0.0, claim * (1 - claim) / self.count) ** 0.5
+
+    def _right(self, level: float) -> str:
+        claim, error = self._claim(level)
+        whole = "" if self.claimed is None else f"{claim:.1%} "
+        return f"{whole}± {error:.1%} if the intervals are right"
 
     @property
     def verdicts(self) -> list[str]:
         """Reasons not to use the predictions as they are, each with a remedy; empty if there is
         none."""
         found = _against_others(self.nll, self.nll_error, self.blind_nll, self.single_nll)
-        level, inside = INTERVAL, self.coverage[INTERVAL]
-        error = (level * (1 - level) / self.count) ** 0.5
-        if abs(inside - level) > GAP + 3 * error:
-            wide = "wide" if inside > level else "narrow"
+        if not math.isfinite(self.rmse):
             found.append(
-                f"Intervals of {level:.0%} hold {inside:.0%} of the targets, so they are too "
-                f"{wide}: give the likelihood another noise level, such as Gaussian(sigma="
-                '"rmse"), or widths from metrics.ConformalIntervals on held-out samples.'
+                "The mean of some predictions is not finite, because the distribution of some "
+                "networks has none: use predict(x, quantiles=(0.05, 0.5, 0.95)), which exist."
+            )
+        level, inside = INTERVAL, self.coverage[INTERVAL]
+        claim, error = self._claim(level)
+        if abs(inside - claim) > GAP + 3 * error:
+            wide = "wide" if inside > claim else "narrow"
+            said = f"{level:.0%}" if self.claimed is None else f"{level:.0%} (that say {claim:.0%})"
+            other = (
+                'give the likelihood another noise level, such as Gaussian(sigma="rmse")'
+                if self.claimed is None
+                else "give another likelihood"
+            )
+            found.append(
+                f"Intervals of {said} hold {inside:.0%} of the targets, so they are too {wide}: "
+                f"{other}, or widths from metrics.ConformalIntervals on held-out samples."
             )
         return found
 
@@ -160,8 +185,7 @@ class RegressionScores:
             *_other_rows(self.blind_nll, self.single_nll),
             ("CRPS", f"{self.crps:.4g}", "in the units of y; an absolute error for distributions"),
             *(
-                (f"inside {level:.0%} intervals", f"{found:.1%}",
-                 f"± {(level * (1 - level) / self.count) ** 0.5:.1%} if the intervals are right")
+                (f"inside {level:.0%} intervals", f"{found:.1%}", self._right(level))
                 for level, found in self.coverage.items()
             ),
             ("risk–coverage area", f"{self.risk_coverage_area:.4g}",

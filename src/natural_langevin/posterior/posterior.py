@@ -135,6 +135,12 @@ class Posterior(Draws):
             **options,
         )  # fmt: skip
         joined = join([averager.finish() for averager in found])
+        infinite = int((~joined.mean.isfinite()).sum())
+        if infinite:
+            log.warning(
+                "%d of %d predicted means are not finite: the distribution of some networks has no "
+                "mean there; quantiles=(0.05, 0.5, 0.95) are finite", infinite, joined.mean.numel(),
+            )  # fmt: skip
         if joined.samples is None or estimate != "ensemble" or joined.error is not None:
             return joined
         # The error is of the mean, which is that of the networks as they were drawn.

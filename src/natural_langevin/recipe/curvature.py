@@ -104,7 +104,7 @@ def _largest(diagonal: Tensor, beside: Tensor) -> Tensor:
 
 def _along(a: Params, b: Params) -> Tensor:
     """Every chain's inner product, (chain,)."""
-    return torch.stack([(a[k] * v).flatten(1).sum(1) for k, v in b.items()]).sum(0)
+    return torch.stack([(a[k] * v).reshape(len(v), -1).sum(1) for k, v in b.items()]).sum(0)
 
 
 def _minus(a: Params, b: Params, factor: Tensor) -> Params:

@@ -289,7 +289,10 @@ def _heat(
     second = state.metric.get("second")
     if isinstance(second, dict) and second:
         damping = moves.damping(second, num_data)
-        parts = [(j / (j + number_or_chains(damping[k], j))).flatten(1) for k, j in second.items()]
+        parts = [
+            (j / (j + number_or_chains(damping[k], j))).reshape(len(j), -1)
+            for k, j in second.items()
+        ]
         share = torch.cat(parts, 1)
         rho = (share.square().nansum(1) / share.nansum(1).clamp_min(1e-12)).cpu()
     count = torch.as_tensor(moves.weight(num_data)).cpu()

@@ -50,7 +50,7 @@ from natural_langevin.dynamics import (
     State,
     Underdamped,
 )
-from natural_langevin.dynamics.dropout import PerceptronLoss
+from natural_langevin.dynamics.descent import PerceptronLoss
 from natural_langevin.execution import compiled
 from natural_langevin.execution import engine as engines
 from natural_langevin.execution.engine import Engine

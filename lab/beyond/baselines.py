@@ -20,7 +20,7 @@ from natural_langevin import models, random, schedules
 from natural_langevin.cli.experiments.table1.baseline_stages import mc_dropout
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics import Descent, RatesTable
-from natural_langevin.dynamics.dropout import PerceptronLoss, forward
+from natural_langevin.dynamics.descent import PerceptronLoss, forward
 from natural_langevin.execution.engine import Engine, choose_mode
 
 

@@ -20,7 +20,7 @@ from lab.beyond.protocol import Protocol, Setting
 from lab.beyond.running import Ran, advance
 from lab.beyond.virial import Virial
 from natural_langevin import likelihoods, models, preconditioners, priors, schedules
-from natural_langevin._internal.processes import SingleProcess
+from natural_langevin._internal.processes import Processes
 from natural_langevin.cli.experiments.table1.training import Ensemble
 from natural_langevin.data import Dataset
 from natural_langevin.dynamics import Integrator
@@ -175,7 +175,7 @@ def sample(
     }
     if final:
         probe = temperature_probe.measure(engine, ran.state, 4)
-        kinetic = temperature_probe.summary(ran.state, probe, SingleProcess(len(settings)))
+        kinetic = temperature_probe.summary(ran.state, probe, Processes(len(settings)))
         measured["kinetic"] = None if kinetic is None else kinetic.as_dict()
     return Sampled(collector.ensemble.mean("scored"), scored_y, ran, kept, measured)
 

@@ -18,7 +18,7 @@ from natural_langevin import Langevin, likelihoods, models, priors, random, sche
 from natural_langevin._internal.chains import Params
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics import Descent, RatesTable
-from natural_langevin.dynamics.dropout import PerceptronLoss, forward, hidden_units
+from natural_langevin.dynamics.descent import PerceptronLoss, forward, hidden_units
 from natural_langevin.execution.engine import Engine
 
 #: Inputs (n, D) to the class probabilities of every network: (network, n, classes).

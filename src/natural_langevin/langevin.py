@@ -34,6 +34,7 @@ from natural_langevin.recipe.open_settings import Given
 from natural_langevin.recipe.settings import Settings
 from natural_langevin.recipe.step_size import SearchResult, refuse_loader
 from natural_langevin.run import description, preparation, temperature_probe
+from natural_langevin.run.checkpoint import local_folders, resumed_config
 from natural_langevin.run.kept_draws import check_every, check_sample_dtype
 from natural_langevin.run.look import Callback
 from natural_langevin.run.problem import (
@@ -52,7 +53,6 @@ from natural_langevin.run.problem.step_size_checks import StepSize, known_step_s
 from natural_langevin.run.problem.validation import data_in_one
 from natural_langevin.run.problem.work import check_step_memory
 from natural_langevin.run.run import Options, run
-from natural_langevin.run.setup import local_folders, resumed_config
 from natural_langevin.run.time_limit import TimeLimit
 from natural_langevin.run.until import parse as parse_until
 from natural_langevin.statistics import Network, check_hooks, plain_copy, prepare_model

@@ -28,7 +28,7 @@ from natural_langevin.distributed.process_mesh import DataGroup
 from natural_langevin.dynamics import Underdamped
 from natural_langevin.recipe import step_size
 from natural_langevin.recipe.settings import Trial
-from natural_langevin.run import ending, temperature_probe
+from natural_langevin.run import temperature_probe, until
 from short_recipe import SHORT, changed, shorten
 from tables import flowers
 
@@ -456,7 +456,7 @@ def check_whole_recipe(group: Group, folder: Path) -> dict[str, Any]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            ending, "too_short",
+            until, "too_short",
             lambda found, *_: ("R-hat", math.inf) if found.plan.extended else ("few draws", 1.01),
         )  # fmt: skip
         alone, spread = one(None), one("auto")

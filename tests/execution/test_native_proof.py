@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from native_engines import LIKELIHOODS, METRICS, STEPS, assert_same, data, engines, network
 from natural_langevin import dynamics, preconditioners
-from natural_langevin.dynamics.dropout import PerceptronLoss
+from natural_langevin.dynamics.descent import PerceptronLoss
 from natural_langevin.execution.kernels.native import planner
 from natural_langevin.execution.kernels.native.build import library
 from natural_langevin.execution.kernels.native.engine import NativeMLP

@@ -11,7 +11,7 @@ from native_engines import LIKELIHOODS, METRICS, STEPS, assert_same, data, engin
 from natural_langevin import Langevin, dynamics, random
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics import RatesTable
-from natural_langevin.dynamics.dropout import PerceptronLoss
+from natural_langevin.dynamics.descent import PerceptronLoss
 from natural_langevin.execution.engine import Engine
 from natural_langevin.execution.kernels.native.build import library
 from natural_langevin.models import fan_in_init

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from natural_langevin import dynamics, likelihoods, preconditioners, priors
-from natural_langevin.optim import NaturalLangevin, kernel_step
+from natural_langevin.optim import NaturalLangevin, update
 from pairwise import covering
 
 METRICS = {
@@ -70,7 +70,7 @@ def test_the_same_step(
     # Of RMSProp the metric is of the loss's gradient alone, which a prior's pull is no part of.
     assert all(k is not None for k in used) == (metric != "RMSProp" or prior == "Gaussian")
     with monkeypatch.context() as patch:
-        patch.setattr(kernel_step, "backend_for", lambda device: None)
+        patch.setattr(update, "backend_for", lambda device: None)
         _, by_operations = run(options)
     for found, expected in zip(by_kernels, by_operations, strict=True):
         torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-6)
@@ -79,14 +79,14 @@ def test_the_same_step(
 def test_kernels_that_were_never_seen_are_tried_first(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    backend = kernel_step.backend_for(torch.device("cpu"))
+    backend = update.backend_for(torch.device("cpu"))
     assert backend is not None
     trying = backend._replace(build=lambda *_: None)
-    monkeypatch.setattr(kernel_step, "backend_for", lambda device: trying)
+    monkeypatch.setattr(update, "backend_for", lambda device: trying)
     optimizer, right = run({})
     assert next(iter(optimizer._updates[0][1]._kernels.values())) is not None
     wrong = trying._replace(update_=lambda task, state, *_: state.weight.add_(1.0))
-    monkeypatch.setattr(kernel_step, "backend_for", lambda device: wrong)
+    monkeypatch.setattr(update, "backend_for", lambda device: wrong)
     _, found = run({})
     assert "they disagree on" in caplog.text
     for a, b in zip(found, right, strict=True):

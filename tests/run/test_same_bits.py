@@ -15,7 +15,7 @@ from torch import nn
 
 from natural_langevin import Langevin, Plan, Posterior, likelihoods, models
 from natural_langevin.recipe import prior_trial, step_size
-from natural_langevin.run import descent, ending
+from natural_langevin.run import descent, until
 from natural_langevin.run.checkpoint import CheckpointError
 from natural_langevin.run.collector import SampleCollector
 from short_recipe import SHORT, changed
@@ -33,7 +33,7 @@ def too_short(so_far: Posterior, *_: Any) -> tuple[str, float]:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending, "too_short", too_short)
+    monkeypatch.setattr(until, "too_short", too_short)
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,7 +68,7 @@ def assert_same(one: Posterior, other: Posterior) -> None:
 @pytest.fixture(scope="module")
 def plain() -> Posterior:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ending, "too_short", too_short)
+        patch.setattr(until, "too_short", too_short)
         found = run()
     assert found.plan.extended == (0, 262)
     assert found.config["steps_before"] == 60 + 262
@@ -118,10 +118,10 @@ def dies(of: Callable[..., Any], call: int) -> Callable[..., Any]:
         (prior_trial, "_try_out", 2, False),  # between two rounds of the trial
         (descent, "losses", -1, True),
         (SampleCollector, "keep", 3, False),
-        (ending, "too_short", 1, True),  # at the end of the first part
+        (until, "too_short", 1, True),  # at the end of the first part
         (SampleCollector, "take_over", 1, True),  # when the second goes on
         (SampleCollector, "take_over", 1, False),
-        (ending, "too_short", 3, True),  # at its end then
+        (until, "too_short", 3, True),  # at its end then
         (SampleCollector, "keep", -5, False),  # in the third
         pytest.param(SampleCollector, "keep", -5, True, marks=pytest.mark.thorough),
     ],
@@ -148,11 +148,11 @@ def test_a_part_that_goes_on_keeps_its_draws(monkeypatch: pytest.MonkeyPatch) ->
     """Its chains are those of a run that was as long from the start, of which fewer are kept."""
     plan = sampler().plan(data())
     monkeypatch.setattr(
-        ending, "too_short",
+        until, "too_short",
         lambda found, *_: ("", 1.0) if "phase" in found.config else ("R-hat", math.inf),
     )  # fmt: skip
     short, whole = run(plan=plan), run(plan=plan.longer(1, 600))
-    monkeypatch.setattr(ending, "further", lambda phase, *_: {180: 181, 361: 239}.get(phase.steps))
+    monkeypatch.setattr(until, "further", lambda phase, *_: {180: 181, 361: 239}.get(phase.steps))
     more = run(plan=plan)
     assert more.plan.extended == whole.plan.extended == (0, 600)
     assert more.config["steps_before"] == short.config["steps_before"] == 60

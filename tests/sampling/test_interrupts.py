@@ -14,7 +14,7 @@ from torch import nn
 
 import small_run
 from natural_langevin import Langevin, Posterior, likelihoods, models, priors
-from natural_langevin.run import ending
+from natural_langevin.run import until
 from natural_langevin.run.collector import SampleCollector
 from natural_langevin.run.look import Look
 from short_recipe import USUAL, changed
@@ -30,7 +30,7 @@ def first_part_of_open_length(
         end={"first_steps": 200}, length={"fewest": 600},
         cost={"usual": replace(USUAL.cost.usual, relaxations=1)},
     )  # fmt: skip
-    monkeypatch.setattr(ending, "too_short", lambda *_: ("R-hat", math.inf))
+    monkeypatch.setattr(until, "too_short", lambda *_: ("R-hat", math.inf))
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(150, 2, generator=generator)
     net = models.mlp(2, 1, (32,), activation=nn.Tanh)

@@ -36,8 +36,8 @@ from natural_langevin.recipe import (
 from natural_langevin.recipe import rules as recipe
 from natural_langevin.recipe.curvature import steepest
 from natural_langevin.recipe.settings import Trial
-from natural_langevin.run import descent, ending, run
-from natural_langevin.run.phases import phases
+from natural_langevin.run import descent, run, until
+from natural_langevin.run.kept_draws import phases
 from natural_langevin.run.problem import starts
 from natural_langevin.run.time_limit import NO_LIMIT
 from short_recipe import SHORT, USUAL, changed
@@ -265,7 +265,7 @@ def test_a_run_whose_chains_disagree_is_followed(monkeypatch: pytest.MonkeyPatch
             "its chains agree",
         ),
     ):
-        monkeypatch.setattr(ending, "too_short", lambda *_, whys=whys: whys.pop(0))
+        monkeypatch.setattr(until, "too_short", lambda *_, whys=whys: whys.pop(0))
         found = sampler.sample((x, y), progress=False)
         assert found.config.get("steps_before", 0) == before
         assert found.config["steps"] == last
@@ -283,21 +283,21 @@ def test_chains_that_agree_are_told_from_those_that_do_not() -> None:
     sampler = Langevin(nn.Linear(2, 1), likelihoods.Gaussian(0.3), prior=priors.Gaussian(1.0))
     stream = sampler.problem.on((x, y)).stream(40)
     long = sampler.sample((x, y), steps=3000, progress=False)
-    assert ending.too_short(long, stream, USUAL.end) == ("", 1.0)
+    assert until.too_short(long, stream, USUAL.end) == ("", 1.0)
     starts = [{"weight": torch.full((1, 2), v), "bias": torch.zeros(1)} for v in (0.0, 1.0, 2.0)]
     slow = Langevin(
         nn.Linear(2, 1), likelihoods.Gaussian(0.3), prior=priors.Gaussian(1.0), init=starts,
         chains=3, step_size=1e-6,
     ).sample((x, y), steps=60, burn_in=0, thin=1, progress=False)  # fmt: skip
-    why, times = ending.too_short(slow, stream, USUAL.end)
+    why, times = until.too_short(slow, stream, USUAL.end)
     assert "R-hat is up to" in why
     assert times == math.inf
     more = dataclasses.replace(USUAL.end, ess=math.inf)  # as many as so few draws can show
     few = sampler.sample((x, y), steps=400, burn_in=100, thin=1, progress=False)
-    why, times = ending.too_short(few, stream, more)
+    why, times = until.too_short(few, stream, more)
     assert "effective draws" in why
     assert 1 < times < 10
-    assert ending.too_short(few, stream, USUAL.end) == ("", 1.0)
+    assert until.too_short(few, stream, USUAL.end) == ("", 1.0)
 
 
 def test_a_step_size_of_ones_own_needs_no_pilot(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,11 +350,9 @@ def test_a_part_that_lacks_draws_goes_on() -> None:
     plan = open_plan(12000, most=50_000)
     first = phases(plan)[0]
     assert plan.end is not None
-    assert ending.further(first, 1.0, plan.end) == 0
-    assert ending.further(first, 1.2, plan.end) == 1600  # .8 of the 2000 after burn-in
-    assert (
-        ending.further(first, 10.0, plan.end) == ending.further(first, math.inf, plan.end) == 4000
-    )
+    assert until.further(first, 1.0, plan.end) == 0
+    assert until.further(first, 1.2, plan.end) == 1600  # .8 of the 2000 after burn-in
+    assert until.further(first, 10.0, plan.end) == until.further(first, math.inf, plan.end) == 4000
     given = dataclasses.replace(plan, steps=9000)
     assert given.open_end is None
     assert given.longer(0, 18_000).lengths() == [(18_000, *given.lengths()[0][1:])]
@@ -364,11 +362,11 @@ def test_a_part_that_lacks_draws_goes_on() -> None:
     assert again.extended == (7000,)
     assert [phase.steps for phase in phases(again)] == [7000, 21_000, 22_000]
     assert [phase.steps for phase in phases(plan.longer(1, 30_000))] == [3000, 30_000]
-    assert ending.further(phases(plan.longer(1, 30_000))[1], math.inf, plan.end) == 17_000
+    assert until.further(phases(plan.longer(1, 30_000))[1], math.inf, plan.end) == 17_000
     told = plan.longer(1, 12_000, given=True)
     assert [phase.steps for phase in phases(told)] == [3000, 12_000]
     assert told.end is not None
-    assert ending.further(phases(told)[1], math.inf, told.end) == 0
+    assert until.further(phases(told)[1], math.inf, told.end) == 0
     assert Plan.from_json(told.to_json()) == told
     for steps in range(3000, 12_000, 500):
         phase = phases(plan.longer(0, steps))[0]

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils import _pytree as pytree
 
-from natural_langevin._internal.processes import Processes, SingleProcess
+from natural_langevin._internal.processes import Processes
 from natural_langevin.distributed.group import Group, GroupError
 from natural_langevin.distributed.join import join, launched
 from natural_langevin.distributed.layout import Layout, chosen, mesh_of, own_chains
@@ -51,7 +51,7 @@ def find_processes(parallel: Any, *, chains: int, device: torch.device) -> Proce
 
     ``parallel``: "auto", None, a ``Layout``, or a device mesh with axes "chains" and "data"."""
     if parallel is None:
-        return SingleProcess(chains)
+        return Processes(chains)
     if not (parallel == "auto" or isinstance(parallel, Layout | DeviceMesh)):
         raise ValueError(
             'parallel must be "auto", None, a distributed.Layout or a DeviceMesh, got '
@@ -63,7 +63,7 @@ def find_processes(parallel: Any, *, chains: int, device: torch.device) -> Proce
                 f"{parallel} is for several processes: start the script with torchrun, or leave "
                 "parallel= out"
             )
-        return SingleProcess(chains)
+        return Processes(chains)
     group = join(device)
     if group.world > 1:
         name_rank(group.rank)
@@ -73,7 +73,7 @@ def find_processes(parallel: Any, *, chains: int, device: torch.device) -> Proce
     return ProcessMesh(group, mesh, layout, chains, explicit=parallel != "auto")
 
 
-class ProcessMesh:
+class ProcessMesh(Processes):
     """``Processes`` that torchrun started. A row of the layout has chains of its own; the processes
     of a row share their minibatches."""
 
@@ -82,20 +82,18 @@ class ProcessMesh:
     ) -> None:
         self.layout, self.chains, self.device = layout, chains, group.device
         self.rank, self.world, self.first = group.rank, group.world, group.first
-        self.exchange, self.agree = group.exchange, group.agree
-        self.together, self.waiting = group.together, group.waiting
+        self.exchange, self.agree = group.exchange, group.agree  # type: ignore[method-assign]
+        self.together, self.waiting = group.together, group.waiting  # type: ignore[method-assign]
         names = mesh.mesh_dim_names or ()
         row = mesh.get_local_rank("chains") if "chains" in names else 0
         column = mesh.get_local_rank("data") if "data" in names else 0
         self.own = own_chains(chains, layout.chains, row)
         self._column_group = mesh.get_group("chains") if "chains" in names else None
-        self.data: DataGroup | None = None
         if "data" in names and (layout.data > 1 or (explicit and group.world == 1)):
             self.data = DataGroup(mesh.get_group("data"), rank=column, size=layout.data)
         self.writes = column == 0
 
     def any(self, flags: Sequence[bool]) -> list[bool]:
-        """For each flag, whether it is True at any process."""
         found = torch.tensor(flags, dtype=torch.int32, device=self.device)
         with self.waiting("synchronising between steps"):
             dist.all_reduce(found, op=dist.ReduceOp.MAX)
@@ -122,17 +120,14 @@ class ProcessMesh:
         return [len(own_chains(self.chains, rows, row)) for row in range(rows)]
 
     def gather_chains(self, values: Tensor) -> Tensor:
-        """One row per own chain -> one row per chain."""
         return self.gather(values, self.chain_counts())
 
     def all_rows(self, values: Tensor) -> Tensor:
-        """Everybody's rows, in the order of the chains, any number of them."""
         count = torch.tensor([len(values)], device=self.device)
         counts = self.gather(count, [1] * self.layout.chains).tolist()
         return self.gather(values, counts)
 
     def add_up(self, values: Tensor) -> Tensor:
-        """The sum over the groups of chains."""
         if self.layout.chains == 1:
             return values
         total = values.to(self.device, copy=True)
@@ -150,8 +145,6 @@ class ProcessMesh:
         return bool((both[0] == -both[1]).all())
 
     def from_owner(self, chain: int, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        """``values`` as the group that has ``chain`` has them, at every process; elsewhere only
-        their shapes count."""
         if self.layout.chains == 1:
             return values
         (row,) = (

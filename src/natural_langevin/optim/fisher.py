@@ -28,8 +28,16 @@ from natural_langevin._internal.cuda_graphs import RecordedFunction
 from natural_langevin.execution.kernels.layer import LayerCall
 from natural_langevin.optim import shards
 from natural_langevin.optim.agreement import waiting
-from natural_langevin.optim.capture import CallReader, Capture, Pass, Record
-from natural_langevin.optim.network_copy import Arguments, Cotangent, NetworkCopy, copy_network
+from natural_langevin.optim.capture import (
+    Arguments,
+    CallReader,
+    Capture,
+    Cotangent,
+    NetworkCopy,
+    Pass,
+    Record,
+    copy_network,
+)
 from natural_langevin.preconditioners import Preconditioner
 from natural_langevin.statistics import Basis, Gradients, Group, grouped, prepare_model
 from natural_langevin.statistics import samples as per_sample

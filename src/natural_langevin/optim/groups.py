@@ -10,9 +10,12 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from natural_langevin import schedules
+from natural_langevin._internal.chains import Units
+from natural_langevin.preconditioners import Preconditioner
 
 
 class Names:
@@ -125,3 +128,18 @@ def common_settings(
             f"(lr, temperature): {sorted(found)}. Put them into one group, or use DiagonalFisher()"
         )
     return found.pop()
+
+
+def connected(
+    preconditioner: Preconditioner, shapes: Mapping[str, torch.Size], units: Units
+) -> list[tuple[str, ...]]:
+    """Parameters that the metric couples, which must have the same rates; others one by one. An
+    error where the metric does not fit a network of these shapes."""
+    preconditioner.init(
+        {k: torch.empty(1, *shape, device="meta") for k, shape in shapes.items()}, units
+    )
+    if preconditioner.couples == "all":
+        return [tuple(shapes)]
+    coupled = units if preconditioner.couples == "units" else {}
+    inner = {w for ws in coupled.values() for w in ws}
+    return [(k, *coupled.get(k, ())) for k in shapes if k not in inner]

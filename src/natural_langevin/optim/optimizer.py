@@ -32,11 +32,10 @@ from natural_langevin.optim.groups import (
     as_groups,
     check_number,
     common_settings,
+    connected,
     refuse_ignored,
 )
-from natural_langevin.optim.labels import Labels
-from natural_langevin.optim.loss_check import LossCheck
-from natural_langevin.optim.metric_state import connected, refuse_large
+from natural_langevin.optim.labels import Labels, LossCheck
 from natural_langevin.optim.reading import Scale, Scaling, all_finite, local_gradient, not_finite
 from natural_langevin.optim.update import Chain, Update
 from natural_langevin.run.loop import DivergenceError
@@ -183,7 +182,7 @@ class NaturalLangevin(torch.optim.Optimizer):
                 seed and different chains are independent.
             scaler: The GradScaler; needed only with ``scaler.unscale_(optimizer)``.
             check_loss: Whether the first step compares the loss's gradient with the likelihood's. A
-                constant factor between them raises an error (see ``loss_check``).
+                constant factor between them raises an error (see ``labels``).
             capturable: Whether a CUDA graph may record forward pass, backward pass and ``step()``,
                 after some ordinary steps, for batches of one shape. The state is then updated in
                 place, steps are counted on the device (rates stay constant after ``CAPTURED``
@@ -292,8 +291,8 @@ class NaturalLangevin(torch.optim.Optimizer):
         units = self._units = self._fisher.sample_units(list(sampled))
         if shards.any_sharded(sampled.values()):
             shards.check_shards(sampled, units, self._prior)
-        refuse_large(self.preconditioner, {n: p.shape for n, p in sampled.items()}, units)
-        self._blocks = connected(self.preconditioner, list(sampled), units)
+        shapes = {n: p.shape for n, p in sampled.items()}
+        self._blocks = connected(self.preconditioner, shapes, units)
         self._made_for = None
 
     @property

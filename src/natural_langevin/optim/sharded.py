@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from natural_langevin._internal.chains import Params
 from natural_langevin.optim import shards
-from natural_langevin.optim.capture import Pass
+from natural_langevin.optim.capture import Arguments, Pass
 from natural_langevin.optim.fisher import Fisher
-from natural_langevin.optim.network_copy import Arguments
 from natural_langevin.statistics.moments import (
     Moments,
     chunk_numbers,

@@ -1,12 +1,19 @@
 """A step of any dynamics on parameters that share device, precision, lr and temperature, with their
 state as ``torch.optim`` has it: ``state[parameter]`` is a dict of tensors.
+
+It is taken by torch's operations, or by the kernels of ``execution``. From operations a step writes
+out every intermediate, some sixty times as many numbers as there are parameters; C code on a CPU,
+or Triton's on a GPU, reads and writes each number once. Kernels take a gradient and statistics that
+others have formed, so any network's parameters will do: float32, in memory as they are written
+down, with dynamics and a metric that the kernels know. They write everything over the old state.
 """
 
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -19,20 +26,127 @@ from natural_langevin._internal import cuda_graphs
 from natural_langevin._internal.chains import Params, Units
 from natural_langevin._internal.messages import first_line
 from natural_langevin.dynamics.base import State, note_diverged, select
-from natural_langevin.dynamics.frame import Integrator, LangevinDynamics
+from natural_langevin.dynamics.frame import Integrator, LangevinDynamics, kernels_of
 from natural_langevin.dynamics.rates import Rates
 from natural_langevin.execution.agreement import disagreement
-from natural_langevin.execution.kernels.layer import LayerCall
+from natural_langevin.execution.kernels import Backend, LayerTask, backend_for
+from natural_langevin.execution.kernels.layer import (
+    KINDS,
+    LayerCall,
+    LayerInputs,
+    LayerState,
+)
+from natural_langevin.execution.kernels.step import DrawnInputs, layer_task
 from natural_langevin.execution.stepping import overwrite
 from natural_langevin.optim import shards
-from natural_langevin.optim.kernel_step import KernelStep
-from natural_langevin.optim.metric_state import MetricLayout
 from natural_langevin.preconditioners import Metric, Preconditioner
 from natural_langevin.priors import Prior
 from natural_langevin.statistics import Evaluation, Gradients, Statistics
 from natural_langevin.statistics.moments import Moments
 
 log = logging.getLogger("natural_langevin")
+
+
+class KernelStep:
+    """``backend`` on parameters ``names``, which ``tasks`` share between them."""
+
+    def __init__(self, backend: Backend, tasks: list[LayerTask], names: list[str]) -> None:
+        self._backend, self._tasks, self._names = backend, tasks, names
+        self._drawn = DrawnInputs()
+        self._known: tuple[list[int], tuple[Any, ...], Params, list[LayerState]] = [], (), {}, []
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether its kernels are compiled for this run, and were never seen on this machine."""
+        return self._backend.build is not None
+
+    @staticmethod
+    def of(
+        dynamics: LangevinDynamics,
+        params: Mapping[str, Tensor],
+        units: Units,
+        drawn: Mapping[str, int],
+        num_data: float,
+    ) -> KernelStep | None:
+        """None where no kernel computes this step. ``dynamics``: of the parameters by name, whose
+        draws begin at ``drawn``."""
+        kind = KINDS.get(type(dynamics.preconditioner))
+        if kind is None or "linear" not in kernels_of(dynamics.integrator):
+            return None
+        alike = all(p.dtype == torch.float32 and p.ndim and p.numel() for p in params.values())
+        if not alike or any(not p.is_contiguous() for p in params.values()):
+            return None
+        pairs = _pairs(params, units if kind == "quasi-diagonal" else {})
+        backend = None if pairs is None else backend_for(next(iter(params.values())).device)
+        if pairs is None or backend is None:
+            return None
+        damping = dynamics.damping(params, num_data)
+        tasks = []
+        for names in pairs:
+            task = layer_task(
+                dynamics, names[0], names, kind, dict(params), damping, given=True
+            )  # fmt: skip
+            if task is None:
+                return None
+            tasks.append(replace(task, weight_start=drawn[names[0]], bias_start=drawn[names[-1]]))
+        return KernelStep(backend, tasks, list(params))
+
+    @property
+    def deferrable(self) -> list[frozenset[str]]:
+        """The parameters of every task that can do without statistics, given its layer's call."""
+        return [frozenset(task.parameters) for task in self._tasks]
+
+    def __call__(
+        self,
+        dynamics: LangevinDynamics,
+        state: State,
+        params: list[Tensor],
+        evaluation: Evaluation,
+        calls: Mapping[str, LayerCall],
+        rates: Rates,
+        num_data: float,
+        keep: Tensor | None,
+    ) -> None:
+        """One step over ``params`` and ``state``, whose ``evaluation`` is by name; ``calls``, by
+        weight, stand for the statistics of their layers."""
+        goes_on = torch.ones_like(rates.step_size) if keep is None else keep
+        at = state.step if cuda_graphs.has_graphs(rates.step_size.device) else int(state.step)
+        drawn = self._drawn(dynamics, rates, num_data, goes_on, at)
+        inputs = LayerInputs(*drawn, rates.kind.adapts, dynamics.fresh(rates.kind))
+        theta, states = self._places(params, state)
+        for task, own in zip(self._tasks, states, strict=True):
+            given = task.found(evaluation, theta, dynamics.weight(num_data))
+            call = calls.get(task.parameters[0])
+            found = given if call is None else call._replace(given=given)
+            self._backend.update_(task, own, found, inputs)
+
+    def _places(
+        self, params: list[Tensor], state: State
+    ) -> tuple[dict[str, Tensor], list[LayerState]]:
+        """The parameters, and every task's part of the state, with a chain axis; made anew where
+        something lies elsewhere."""
+        key = [p.data_ptr() for p in params]
+        trees = state.mean, state.metric, state.own
+        if key != self._known[0] or any(map(operator.is_not, trees, self._known[1])):
+            theta = {k: p[None] for k, p in zip(self._names, params, strict=True)}
+            named = state._replace(params=theta)
+            self._known = key, trees, theta, [task.state(named) for task in self._tasks]
+        return self._known[2:]
+
+
+def _pairs(params: Mapping[str, Tensor], units: Units) -> list[tuple[str, ...]] | None:
+    """A weight and the bias of its units, or a parameter alone; None where units have several
+    weights."""
+    found: list[tuple[str, ...]] = []
+    inner = {w for ws in units.values() for w in ws}
+    for name, p in params.items():
+        weights = units.get(name, ())
+        if len(weights) > 1 or any(params[w].shape[:1] != p.shape for w in weights):
+            return None
+        if name not in inner:
+            found.append((*weights, name))
+    return found
+
 
 #: Kinds of steps, and sizes of batches, that are recorded at most: each has room of its own for a
 #: gradient and its statistics.
@@ -137,8 +251,6 @@ class Update:
         self._units = {b: ws for b, ws in units.items() if b in here}
         self._kernels: dict[float, KernelStep | None] = {}  # by N
         self._recordings: dict[Any, cuda_graphs.RecordedFunction] = {}  # by kind of step
-        shapes = {k: p[0].shape for k, p in here.items()}
-        self._layout = MetricLayout(chain.preconditioner, shapes, self._units)
         self._dynamics: dict[float, LangevinDynamics] = {}
         self._state = self._restored(
             State(
@@ -167,12 +279,14 @@ class Update:
         return {k: p[None] for k, p in zip(self.params, self._local(), strict=True)}
 
     def _kept(self, state: State) -> dict[str, dict[str, Any]]:
-        """By parameter, what ``states`` keeps of it; what is of the chain is the first one's."""
+        """By parameter, what ``states`` keeps of it. A tensor of metric or momentum belongs to the
+        parameter that its path ends in (a weight has one bias at most), else to the first."""
         found: dict[str, dict[str, Any]] = {k: {"mean": m[0]} for k, m in state.mean.items()}
-        self._layout.write(found, self.params, state.metric)
-        for path, leaf in pytree.tree_leaves_with_path(state.own):
-            kind, *name = (str(getattr(p, "name", getattr(p, "key", p))) for p in path)
-            found[name[0] if name else next(iter(found))][kind] = leaf[0] if name else leaf
+        for tree in (state.metric, state.own):
+            for path, leaf in pytree.tree_leaves_with_path(tree):
+                kind, *names = (str(getattr(p, "name", getattr(p, "key", p))) for p in path)
+                owner = (names[-1] if names else "") or next(iter(found))
+                found[owner][kind] = leaf[0] if names else leaf
         return found
 
     def _restored(self, state: State) -> State:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from natural_langevin._internal.chains import Params
 from natural_langevin._internal.messages import shown
-from natural_langevin._internal.processes import Processes, SingleProcess
+from natural_langevin._internal.processes import Processes
 from natural_langevin._internal.whole_numbers import whole_number
 from natural_langevin.data.signature import Signature
 from natural_langevin.execution.kernels.native.forward import NativeOutputs
@@ -160,7 +160,7 @@ class Draws:
         #: Weights of the network that the run was given, {name: (*shape)}, where predictions give
         #: it weight (see ``calibration``).
         self.trained: Params = {}
-        self.shards = ChainShards(SingleProcess(len(diverged)))  # which chains are here
+        self.shards = ChainShards(Processes(len(diverged)))  # which chains are here
         #: The network that samples are weights of; its own weights count for nothing.
         self.template, self._slots = model, ParameterSlots(model)
         #: Outputs of many networks in C, where it knows the model.

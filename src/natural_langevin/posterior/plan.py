@@ -60,7 +60,7 @@ class Descent:
 
 @dataclass(frozen=True)
 class EndRule:
-    """The rule that ends a run whose length was not given (see ``run.ending``).
+    """The rule that ends a run whose length was not given (see ``run.until``).
 
     The first part has a fraction 1 / ``first_part`` of the steps, at least ``first_steps``. The run
     ends there if the chains agree and have ``ess`` effective draws in all, at ``rows`` of the

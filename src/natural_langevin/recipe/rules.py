@@ -26,7 +26,7 @@ Steps. 150 relaxation times 0.1 / eta of the directions that only the prior dete
 it burn-in; at least 2,000, at most what a budget of operations allows (``cost``). Slow directions
 of few weights get less friction and 60 of their relaxation times (``slowness``). About 200 draws
 per chain are kept. A quarter of the steps is run first; the run ends there if its chains agree
-(``run.ending``). Otherwise that part becomes burn-in, three times as many steps follow, and so on.
+(``run.until``). Otherwise that part becomes burn-in, three times as many steps follow, and so on.
 Start. At the model if it is trained, otherwise at weights N(0, 1/fan_in), different for every chain
 (``starts``); then a descent without noise (``run.descent``).
 Prior, sharpness and spread. By held-out rows (``prior_trial``). The last two affect predictions

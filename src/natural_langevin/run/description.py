@@ -18,7 +18,7 @@ from natural_langevin.execution.engine import Engine
 from natural_langevin.posterior.draws import draw_weights, pooled_chains
 from natural_langevin.posterior.plan import Plan
 from natural_langevin.run import temperature_probe
-from natural_langevin.run.phases import Phase
+from natural_langevin.run.kept_draws import Phase
 from natural_langevin.run.problem.motion import Motion
 from natural_langevin.run.problem.step_size_checks import StepSize
 from natural_langevin.run.until import EssTarget

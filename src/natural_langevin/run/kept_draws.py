@@ -1,8 +1,9 @@
-"""Which iterates a run keeps, in which precision, and whether they fit into memory."""
+"""Which iterates a phase keeps, in which precision, and whether they fit into memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from natural_langevin import schedules
 from natural_langevin._internal import capacity
 from natural_langevin._internal.tensorfile import Spec, size_in_bytes
+from natural_langevin.posterior.plan import Plan
 from natural_langevin.run.problem.validation import whole_number
 
 
@@ -120,3 +122,29 @@ def check_memory(specs: Mapping[str, Spec], place: str | Path, device: torch.dev
             f"{there / 2**30:.3g}: raise thin (or burn_in) or give keep= to keep fewer, use "
             f"sample_dtype=torch.bfloat16, or {remedy}"
         )
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One call of the loop: which iterates are kept. ``spent``: the steps of those before."""
+
+    steps: int
+    burn_in: int
+    thin: int
+    draws: int
+    spent: int
+
+    def continues(self, other: Phase) -> bool:
+        """Whether it is the other with more steps."""
+        same = self.burn_in == other.burn_in and self.thin % other.thin == 0
+        return same and self.steps > other.steps
+
+
+def phases(plan: Plan, explores: schedules.Stages | None = None) -> list[Phase]:
+    """Each is the last unless it was too short (``until``). ``explores``: see ``schedules``."""
+    found, spent = list[Phase](), 0
+    for steps, burn_in, thin in plan.lengths():
+        kept = check_thinning(steps, burn_in, thin, plan.keep, explores)
+        found.append(Phase(steps, burn_in, *kept, spent))
+        spent += steps
+    return found

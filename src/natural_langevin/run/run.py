@@ -30,28 +30,27 @@ from natural_langevin.posterior.units import Units
 from natural_langevin.run import (
     descent,
     description,
-    ending,
     last_rows,
     loop,
     preparation,
+    until,
 )
-from natural_langevin.run.checkpoint import check_same_way
+from natural_langevin.run.checkpoint import (
+    check_same_everywhere,
+    check_same_way,
+    open_checkpoint,
+    resumed_config,
+)
 from natural_langevin.run.collector import SampleCollector
 from natural_langevin.run.exchange import ReplicaExchange
-from natural_langevin.run.kept_draws import check_memory
+from natural_langevin.run.kept_draws import Phase, check_memory, phases
 from natural_langevin.run.look import Callback, Watching
 from natural_langevin.run.loop import RunPlan
-from natural_langevin.run.phases import Phase, phases
 from natural_langevin.run.problem import notices
 from natural_langevin.run.problem.data_checks import outputs_of_few
 from natural_langevin.run.problem.motion import Motion
 from natural_langevin.run.problem.problem import Problem
 from natural_langevin.run.problem.step_size_checks import StepSize
-from natural_langevin.run.setup import (
-    check_same_everywhere,
-    open_checkpoint,
-    resumed_config,
-)
 from natural_langevin.run.time_limit import NO_LIMIT, TimeLimit
 from natural_langevin.run.until import EssTarget
 from natural_langevin.run.until import parse as parse_until
@@ -69,7 +68,7 @@ class Options:
     size is a result there, not a warning. ``partial``: whether Ctrl-C may end the run with the
     draws that there are. ``probe``: whether the temperature is measured at its end. ``said``:
     notices that were given already. ``commit``: called after every checkpoint
-    (``setup.local_folders``)."""
+    (``checkpoint.local_folders``)."""
 
     where: str | Path = "device"
     commit: Callable[[], None] | None = None
@@ -213,13 +212,13 @@ def _phase(
             engine.prepare(state)
             check_same_way(saved.way, engine.arithmetic)
         elif (end := plan.open_end) is not None and not interrupted and running:
-            why, times = ending.too_short(so_far(state), engine.stream, end.rule)
+            why, times = until.too_short(so_far(state), engine.stream, end.rule)
             # With the first part's metric, of few batches, chains that went on were lost.
             if number + 1 < len(todo) and (times == math.inf or (why and not number)):
                 more = todo[number + 1].steps
                 log.info("%s: %d steps were burn-in, and %d follow", why, phase.steps, more)
                 return _Part(plan, number + 1, old, state)
-            if more := ending.further(phase, times, end):
+            if more := until.further(phase, times, end):
                 log.info("%s after %d steps: %d more follow", why, phase.steps, more)
                 longer = plan.longer(number, phase.steps + more)
             else:

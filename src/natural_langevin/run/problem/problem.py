@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from natural_langevin import priors
 from natural_langevin._internal.chains import Batch
 from natural_langevin._internal.fingerprints import fingerprint
-from natural_langevin._internal.processes import Processes, SingleProcess
+from natural_langevin._internal.processes import Processes
 from natural_langevin.data.loaders import NO_BATCH, SharedBatches
 from natural_langevin.data.signature import Signature
 from natural_langevin.data.streams import (
@@ -109,7 +109,7 @@ class Problem:
         """The same with so many chains, all like the first, in this process; ``after`` so many
         others, whose noise they do not repeat."""
         seed = (self.chains.seed + after) % (1 << 63)
-        chains = ChainSet(count, seed, self.device, SingleProcess(count))
+        chains = ChainSet(count, seed, self.device, Processes(count))
         return dataclasses.replace(
             self, chains=chains, temperature=self.temperature[:1].expand(count),
             power=None if self.power is None else self.power[:1].expand(count),

@@ -23,7 +23,7 @@ from natural_langevin.cli.experiments.table1.stages import (
 from natural_langevin.cli.experiments.table1.training import Outcome, train
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics import Descent, RatesTable
-from natural_langevin.dynamics.dropout import PerceptronLoss, forward, hidden_units
+from natural_langevin.dynamics.descent import PerceptronLoss, forward, hidden_units
 from natural_langevin.execution.engine import Engine, choose_mode
 
 

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from natural_langevin._internal import threads
 from natural_langevin.data.streams import InMemory, Stream
 from natural_langevin.dynamics.base import Dynamics, Info, State
-from natural_langevin.dynamics.dropout import PerceptronLoss
+from natural_langevin.dynamics.descent import PerceptronLoss
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.kernels.native import settings

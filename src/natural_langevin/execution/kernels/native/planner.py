@@ -21,8 +21,7 @@ from torch.utils import _pytree as pytree
 from natural_langevin._internal.chains import Params
 from natural_langevin.data.streams import InMemory, Stream
 from natural_langevin.dynamics.base import CHAINWISE, Dynamics, State
-from natural_langevin.dynamics.descent import Descent
-from natural_langevin.dynamics.dropout import PerceptronLoss, layers
+from natural_langevin.dynamics.descent import Descent, PerceptronLoss, layers
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.overdamped import Overdamped
 from natural_langevin.dynamics.rates import RatesTable

@@ -2,7 +2,7 @@
 
 It is JSON in the narrow sense (no NaN, no key twice), with a checksum over all of it. What comes
 out of ``parse`` has the right types everywhere, and names no file outside its own folder.
-Checked by hand and not by pydantic: ``import natural_langevin`` needs torch, numpy, safetensors.
+Checked by hand: ``import natural_langevin`` needs torch, numpy and safetensors alone.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import struct
-import zlib
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from natural_langevin._internal.extras import needing
 from natural_langevin.cli.pages import text
 
 BAR, HEIGHT = 14, 46  # width of one class, height of a bar of probability 1
@@ -79,23 +79,11 @@ def _digit(item: Mapping[str, Any]) -> Digit:
 
 
 def png(width: int, height: int, pixels: bytes) -> bytes:
-    """An 8-bit grey PNG of row-major pixels.
-
-    >>> png(2, 1, bytes([0, 255]))[:8]
-    b'\\x89PNG\\r\\n\\x1a\\n'
-    """
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-        )
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    rows = b"".join(b"\0" + pixels[i * width : (i + 1) * width] for i in range(height))
-    signature = b"\x89PNG\r\n\x1a\n"
-    return (
-        signature
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(rows, 9))
-        + chunk(b"IEND", b"")
-    )
+    """An 8-bit grey PNG of row-major pixels."""
+    with needing("pictures need matplotlib, which brings pillow", "report"):
+        from PIL import Image
+    if len(pixels) != width * height:
+        raise ValueError(f"{width} x {height} pixels, and there are {len(pixels)}")
+    content = io.BytesIO()
+    Image.frombytes("L", (width, height), pixels).save(content, format="png", optimize=True)
+    return content.getvalue()

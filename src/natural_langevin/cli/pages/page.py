@@ -37,9 +37,10 @@ SECTIONS = {  # name of the section -> its heading, in the order of the page
 def render(results: dict[str, Any]) -> str:
     """One HTML document: no script, no font, no image from anywhere else."""
     schema.check(results)
-    values = _values(results)
-    sections = {key: title for key, title in SECTIONS.items() if values.get(key)}
-    return environment().get_template("page.html").render(**values, sections=sections)
+    with schema.showing("the results cannot be shown", schema.REMEDY):
+        values = _values(results)
+        sections = {key: title for key, title in SECTIONS.items() if values.get(key)}
+        return environment().get_template("page.html").render(**values, sections=sections)
 
 
 def write_report(results: dict[str, Any], path: str | os.PathLike[str]) -> None:

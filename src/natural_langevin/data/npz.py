@@ -71,11 +71,11 @@ def _member(archive: zipfile.ZipFile, name: str, label: str, size: int) -> NDArr
     _check_growth(info, label, size)
     with archive.open(info) as member:
         dtype, shape, fortran = _header(member, f"{label}: {name}")
-        needed, there = math.prod(shape) * dtype.itemsize, info.file_size - member.tell()
-        if needed != there:
+        needed, left = math.prod(shape) * dtype.itemsize, info.file_size - member.tell()
+        if needed != left:
             raise DataError(
                 f"{label}: {name} says it has shape {shape} of {dtype}, {needed:,} bytes, but "
-                f"{there:,} are there: write it again with np.savez"
+                f"{left:,} are there: write it again with np.savez"
             )
         content = member.read()  # to the end, where the archive's checksum is compared
     return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")

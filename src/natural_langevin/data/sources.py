@@ -1,6 +1,6 @@
-"""What MNIST and Fashion-MNIST consist of, where they are served, and how a file is verified: by its
-checksum, so that nothing in a file says how it is read. An idx file has 4 bytes on the kind of its
-elements and 4 for each of its dimensions; the elements, bytes here, are the rest.
+"""What MNIST and Fashion-MNIST consist of, where they are served, and how a file is verified: by
+its checksum, and nothing that a file says decides how it is read. In an idx file, 4 bytes on the
+kind of its elements and 4 for each of its dimensions stand before the elements, bytes here.
 """
 
 from __future__ import annotations

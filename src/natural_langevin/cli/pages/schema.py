@@ -51,10 +51,10 @@ def showing(what: str, remedy: str) -> Iterator[None]:
     a ResultsError."""
     try:
         yield
-    except ResultsError:
+    except (ImportError, MemoryError, ResultsError):
         raise
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
-        raise ResultsError(f"{what} ({type(e).__name__}: {e}): {remedy}") from None
+    except Exception as error:  # a template's errors too
+        raise ResultsError(f"{what} ({type(error).__name__}: {error}): {remedy}") from None
 
 
 def _shown(value: Any) -> str:

@@ -67,7 +67,7 @@ def test_what_is_missing_is_named(results: dict[str, Any], path: tuple[Any, ...]
     for step in above:
         part = part[step]
     del part[key]
-    with pytest.raises(ResultsError, match=f"cannot be shown \\(KeyError: '{key}'\\)"):
+    with pytest.raises(ResultsError, match=f"cannot be shown .*'{key}'"):
         render(results)
 
 

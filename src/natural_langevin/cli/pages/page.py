@@ -131,5 +131,6 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     found.tests["finite"] = text.finite
-    found.filters |= {f.__name__: f for f in (text.number, text.percent, text.raw, text.short)}
+    for name in ("duration", "number", "percent", "plus_minus", "raw", "short", "signed"):
+        found.filters[name] = getattr(text, name)
     return found

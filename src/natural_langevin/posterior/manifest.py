@@ -16,8 +16,7 @@ from typing import Any
 from natural_langevin._internal.checked_json import read_json, with_checksum, without_checksum
 from natural_langevin._internal.tensorfile import DTYPES, Spec, StorageError
 from natural_langevin._internal.version import __version__
-from natural_langevin.posterior.calibration import check_spread, check_widths
-from natural_langevin.posterior.sharpening import check_sharpness
+from natural_langevin.posterior.calibration import check_number, check_widths
 
 FORMAT = 2
 NAME = "posterior.json"
@@ -92,8 +91,8 @@ def read(folder: Path) -> Manifest:
         _get(model, key, kind)
     config = _get(fields, "config", dict)
     try:
-        check_sharpness(config.get("sharpness", 1.0))
-        check_spread(config.get("spread", 1.0))
+        check_number("sharpness", config.get("sharpness", 1.0))
+        check_number("spread", config.get("spread", 1.0), most=1.0)
         if (weights := config.get("noise_widths")) is not None:
             check_widths(weights)
     except ValueError as error:

@@ -89,4 +89,4 @@ def test_a_folder_of_something_else_is_one_line(tmp_path):
     (tmp_path / "a.txt").write_text("")
     assert "no run, no posterior and no results" in one_line(run("report", tmp_path))
     (tmp_path / "posterior.json").write_text("[]")
-    assert "damaged" in one_line(run("report", tmp_path))
+    assert "save it again" in one_line(run("report", tmp_path))

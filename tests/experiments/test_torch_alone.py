@@ -16,7 +16,7 @@ import pytest
 import natural_langevin
 
 OPTIONAL = [
-    "sklearn", "rich", "typer", "matplotlib", "jinja2", "pydantic", "torchmetrics", "arviz",
+    "sklearn", "rich", "typer", "matplotlib", "jinja2", "torchmetrics", "arviz",
     "scipy", "pandas", "onnx", "lightning", "transformers", "accelerate", "PIL", "posteriors",
     "blackjax", "jax",
 ]  # fmt: skip

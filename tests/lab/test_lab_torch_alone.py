@@ -18,7 +18,7 @@ class Without:
         self.finder = finder
 
     def find_spec(self, name, path=None, target=None):
-        optional = {"sklearn", "rich", "typer", "matplotlib", "jinja2", "pydantic", "arviz",
+        optional = {"sklearn", "rich", "typer", "matplotlib", "jinja2", "arviz",
                     "scipy", "pandas", "PIL", "posteriors", "blackjax", "jax"}
         if name.split(".")[0] not in optional:
             return self.finder.find_spec(name, path, target)

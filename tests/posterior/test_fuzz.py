@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 import small_run
 from fuzzing import examples
 from natural_langevin import Posterior, StorageError
+from natural_langevin._internal.checked_json import checksum
 from natural_langevin.posterior import manifest
 from natural_langevin.run.checkpoint import CheckpointError, RunCheckpoint
 from reader_guard import guarded
@@ -94,7 +95,7 @@ class Saved:
         """A manifest with the right checksum, as one who knows the format would forge it."""
         if isinstance(words, dict):
             with contextlib.suppress(ValueError, RecursionError):
-                words["checksum"] = manifest.checksum(words)
+                words["checksum"] = checksum(words)
         return json.dumps(words).encode()
 
     def forged(self, kind: str, content: bytes) -> dict[str, bytes]:

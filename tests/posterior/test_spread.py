@@ -64,8 +64,8 @@ def test_predictions_that_are_no_numbers_change_nothing() -> None:
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, 1.5, math.nan, "wide", True, [0.5]])
 def test_wrong_spreads_are_refused(wrong: object) -> None:
-    with pytest.raises(ValueError, match="spread must be above 0 and at most 1"):
-        calibration.check_spread(wrong)
+    with pytest.raises(ValueError, match="spread must be a positive number of at most 1"):
+        calibration.check_number("spread", wrong, most=1.0)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from torch import nn
 import small_run
 from natural_langevin import Langevin, Posterior, StorageError, __version__, likelihoods
 from natural_langevin._internal import capacity
+from natural_langevin._internal.checked_json import checksum
 from natural_langevin._internal.fingerprints import check_model, describe_model
 from natural_langevin.posterior import manifest
 from small_run import assert_same, network, the_file
@@ -33,7 +34,7 @@ def change_words(folder: Path, change) -> None:
     path = folder / manifest.NAME
     words = json.loads(path.read_text())
     change(words)
-    words["checksum"] = manifest.checksum(words)
+    words["checksum"] = checksum(words)
     path.write_text(json.dumps(words))
 
 

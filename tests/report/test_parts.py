@@ -96,14 +96,14 @@ def test_thinning_keeps_the_sum_of_whole_blocks(block: int) -> None:
 
 def test_a_grid_marks_the_chosen_and_the_diverged(results: dict[str, Any]) -> None:
     dropout, euclidean, *_ = grids(results["selection"])
-    assert [(i, j) for i, (_, row) in enumerate(euclidean.rows) for j, c in enumerate(row)
-            if c.chosen] == [(1, 1)]  # fmt: skip
-    assert [c.diverged for c in euclidean.rows[3][1]] == [False, True, False]
-    assert (dropout.over, euclidean.over) == ("dropout rate", "")
-    assert dropout.rows[1][1][2].chosen
-    cells = [c for grid in grids(results["selection"]) for _, row in grid.rows for c in row]
-    ranked = sorted((c for c in cells if not c.diverged), key=lambda c: float(c.value))
-    strengths = [c.strength for c in ranked]
+    places = [(i, j) for i, row in enumerate(euclidean["cells"]) for j, c in enumerate(row) if c[3]]
+    assert places == [(1, 1)]
+    assert [accuracy is None for accuracy, *_ in euclidean["cells"][3]] == [False, True, False]
+    assert (dropout["columns"], euclidean["columns"]) == ("dropout rate", None)
+    assert dropout["cells"][1][2][3]
+    cells = [c for grid in grids(results["selection"]) for row in grid["cells"] for c in row]
+    ranked = sorted((c for c in cells if c[0] is not None), key=lambda c: c[0])
+    strengths = [strength for _, _, strength, _ in ranked]
     assert strengths == sorted(strengths)
     assert strengths[-1] > 2 * strengths[0]
 

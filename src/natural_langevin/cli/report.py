@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import os
+import pkgutil
 import shlex
 import sys
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from natural_langevin.cli.outputs import refuse_inputs
 from natural_langevin.cli.pages import load_results, write_posterior_report, write_report
 from natural_langevin.data.errors import DataError
 from natural_langevin.data.npz import read_npz
+from natural_langevin.posterior import manifest
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.tabular.outcome import Outcome
 from natural_langevin.tabular.predictive import Predictive
@@ -81,7 +82,7 @@ def report(
                 )
             page = out or source / "report.html"
             write_posterior_report(_run_page(source), page)
-        elif is_posterior(source):
+        elif (source / manifest.NAME).is_file():
             page = out or source / "report.html"
             write_posterior_report(_posterior_page(source, model, data), page)
         elif source.is_dir() and not results.exists():
@@ -134,7 +135,7 @@ def _run_page(folder: Path) -> dict[str, Any]:
 
 
 def _posterior_page(folder: Path, model: str | None, data: str | None) -> dict[str, Any]:
-    manifest = read_manifest(folder)
+    saved = manifest.read(folder)
     command = ["natural-langevin", "report", str(folder)]
     quality: dict[str, Any] = {"rows": 0}
     if model is not None:
@@ -145,13 +146,13 @@ def _posterior_page(folder: Path, model: str | None, data: str | None) -> dict[s
         raise RunFolderError("--data needs --model: the folder holds the weights, not the network")
     return {
         "title": f"Posterior in {folder.resolve().name}",
-        "byline": f"saved by natural-langevin {manifest.get('version')}"
+        "byline": f"saved by natural-langevin {saved.version}"
         + ("" if model else " · for losses and diagnosis give --model, for scores --data too"),
         "command": shlex.join(command),
         "quality": quality,
         "about": {
-            "Configuration": manifest["config"],
-            "Likelihood": {"": manifest.get("likelihood")},
+            "Configuration": saved.config,
+            "Likelihood": {"": saved.likelihood},
         },
     }
 
@@ -182,36 +183,19 @@ class OnePosterior:
         return Predictive(Outcome("regression", "constant"), law, shares, flat=True)
 
 
-def is_posterior(folder: Path) -> bool:
-    """Whether a folder holds a saved ``Posterior``."""
-    return (folder / "posterior.json").is_file()
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The JSON beside the samples: configuration, likelihood and version."""
-    path = folder / "posterior.json"
-    try:
-        manifest = read_json(path)
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"cannot read {path}: {error}: save the posterior again") from None
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("config"), dict):
-        raise RunFolderError(f"{path} is damaged: save the posterior again")
-    return manifest
-
-
 def import_model(name: str) -> nn.Module:
     """``package.module:attribute``, a module or a function that makes one; also from here."""
-    module, _, attribute = name.partition(":")
     sys.path.insert(0, os.getcwd())
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        found = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise RunFolderError(
             f"--model {name}: {error}: give it as package.module:name, importable from here"
         ) from None
     finally:
         sys.path.remove(os.getcwd())
-    model = found if isinstance(found, nn.Module) else found()
+    made = callable(found) and not isinstance(found, nn.Module)
+    model = found() if made else found
     if not isinstance(model, nn.Module):
         raise RunFolderError(f"--model {name} is a {type(model).__name__}, not a torch.nn.Module")
     return model

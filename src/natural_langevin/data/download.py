@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import os
+import queue
 import shutil
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import tempfile
 import threading
 import zlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urljoin, urlsplit
@@ -29,73 +31,50 @@ from natural_langevin.data import sources
 from natural_langevin.data.errors import CorruptDataError, DownloadError
 from natural_langevin.data.sources import IdxFile
 
-# A time limit for a connection that is alive and gives nothing: every drip resets a timeout.
-
-
 T = TypeVar("T")
-
-
-class OutOfPatienceError(TimeoutError):
-    """Nothing has arrived for too long."""
-
-
-class Patience:
-    """Runs an action in a thread and leaves it where ``renew`` is not called for ``seconds``.
-
-    The thread waits in the system, which only the end of its connection wakes: that of the newest
-    of ``answers`` (of requests), where there is one already."""
-
-    def __init__(self, answers: list[Any], seconds: float) -> None:
-        self._answers, self._seconds = answers, seconds
-        self._renewed, self._done = threading.Event(), threading.Event()
-
-    def renew(self) -> None:
-        """Says that something has arrived: the time starts anew."""
-        self._renewed.set()
-
-    def run(self, action: Callable[[], T]) -> T:
-        """What the action returns or raises; OutOfPatienceError if nothing arrives for too long."""
-        found: list[T] = []
-        raised: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                found.append(action())
-            except BaseException as error:
-                raised.append(error)
-            finally:
-                self._done.set()
-                self._renewed.set()
-
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        try:
-            while not self._done.is_set():
-                self._renewed.clear()
-                if not self._done.is_set() and not self._renewed.wait(self._seconds):
-                    raise OutOfPatienceError
-        except BaseException:  # Ctrl-C too
-            self._hang_up()
-            thread.join(1.0)
-            raise
-        thread.join()
-        if raised:
-            raise raised[0]
-        return found[0]
-
-    def _hang_up(self) -> None:
-        for answer in self._answers[-1:]:
-            with (
-                contextlib.suppress(OSError, ValueError, AttributeError),
-                socket.socket(fileno=os.dup(answer.raw.fileno())) as connection,
-            ):
-                connection.shutdown(socket.SHUT_RDWR)
-
 
 TIMEOUT_SECONDS = 5.0  # to connect, and for the longest silence: offline must fall through soon
 #: A mirror that sends less than CHUNK bytes in so many seconds is left, however often it sends.
 CHUNK, PATIENCE_SECONDS = 1 << 14, 20.0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def patiently(
+    action: Callable[[Callable[[], None]], T], answers: Sequence[Any], seconds: float
+) -> T:
+    """What ``action(renew)`` returns or raises. It is done in a thread, which is left to itself
+    with a TimeoutError where ``renew`` is not called for ``seconds``: of a connection that is alive
+    and gives nothing, every drip resets the timeout.
+
+    The thread waits in the system, which only the end of its connection wakes: that of the newest
+    of ``answers`` (of requests), where there is one already."""
+    news, found = queue.SimpleQueue[None](), Future[T]()
+
+    def work() -> None:
+        try:
+            found.set_result(action(lambda: news.put(None)))
+        except BaseException as error:
+            found.set_exception(error)
+        finally:
+            news.put(None)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        while not found.done():
+            news.get(timeout=seconds)
+    except BaseException as error:  # Ctrl-C too
+        for answer in answers[-1:]:
+            with (
+                contextlib.suppress(OSError, ValueError, AttributeError),
+                socket.socket(fileno=os.dup(answer.raw.fileno())) as connection,
+            ):
+                connection.shutdown(socket.SHUT_RDWR)
+        thread.join(1.0)
+        if isinstance(error, queue.Empty):
+            raise TimeoutError from None
+        raise
+    return found.result()
 
 
 def from_mirrors(
@@ -157,26 +136,24 @@ def retrieve(url: str, folder: Path, *, limit: int, timeout: float = TIMEOUT_SEC
         answers.append(response)
         _refuse_downgrade(response)
 
+    def download(renew: Callable[[], None]) -> Path:
+        downloader = pooch.HTTPDownloader(
+            progressbar=_Meter(url, limit, bar, renew),
+            chunk_size=CHUNK,
+            timeout=timeout,
+            headers={"User-Agent": "natural-langevin"},
+            hooks={"response": answered},
+        )
+        return Path(pooch.retrieve(url, None, "file", folder, downloader=downloader))
+
     try:
         with Progress(f"Downloading {url}", None, bytes=True) as bar:
-            patience = Patience(answers, PATIENCE_SECONDS)
-            downloader = pooch.HTTPDownloader(
-                progressbar=_Meter(url, limit, bar, patience),
-                chunk_size=CHUNK,
-                timeout=timeout,
-                headers={"User-Agent": "natural-langevin"},
-                hooks={"response": answered},
-            )
-            return Path(
-                patience.run(
-                    lambda: pooch.retrieve(url, None, "file", folder, downloader=downloader)
-                )
-            )
+            return patiently(download, answers, PATIENCE_SECONDS)
     except requests.HTTPError as error:
         raise DownloadError(
             f"{url}: HTTP status {getattr(error.response, 'status_code', None)}"
         ) from error
-    except OutOfPatienceError:
+    except TimeoutError:
         raise DownloadError(
             f"{url}: fewer than {CHUNK:,} bytes in {PATIENCE_SECONDS:g} seconds"
         ) from None
@@ -192,14 +169,14 @@ class _Meter:
 
     total: int
 
-    def __init__(self, url: str, limit: int, bar: Progress, patience: Patience) -> None:
-        self._url, self._limit, self._bar, self._patience = url, limit, bar, patience
+    def __init__(self, url: str, limit: int, bar: Progress, renew: Callable[[], None]) -> None:
+        self._url, self._limit, self._bar, self._renew = url, limit, bar, renew
         self._received = 0
 
     def update(self, count: int) -> None:
         """Called with every chunk's size; and once more with the total after ``reset``."""
         self._received += count
-        self._patience.renew()
+        self._renew()
         if self._received > self._limit + count:  # the last chunk counts as a whole one
             raise DownloadError(f"{self._url}: longer than the {self._limit} bytes allowed")
         self._bar.update(self._received)

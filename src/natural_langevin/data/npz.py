@@ -1,17 +1,18 @@
 """NPZ archives from untrusted sources: a zip file of .npy members, each a header and raw bytes.
 
 Nothing in the file decides how much memory is taken before it has been compared with the file's
-own size, and nothing in it is executed: the headers are parsed here and only plain numbers and
-text are accepted (object arrays are pickles, and are refused).
+own size, and nothing in it is executed: NumPy parses the headers, and only plain numbers and text
+are accepted (object arrays are pickles, and are refused).
 """
 
 from __future__ import annotations
 
-import ast
 import math
 import os
 import re
 import struct
+import tokenize
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterable
@@ -19,11 +20,13 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from natural_langevin.data.errors import DataError
 
-MAGIC = b"\x93NUMPY"
+#: By the version of the format; later ones are of arrays with named fields.
+HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 LONGEST_HEADER = 4096
 #: Byte order, kind and size: bool, integers, floats up to 8 bytes, bytes and text.
 PLAIN = re.compile(r"[<>|=](b1|[iu][1248]|f[248]|[SU][1-9]\d{0,3})")
@@ -67,16 +70,15 @@ def _member(archive: zipfile.ZipFile, name: str, label: str, size: int) -> NDArr
     info = found[0]
     _check_growth(info, label, size)
     with archive.open(info) as member:
-        dtype, shape, fortran, start = _header(member, f"{label}: {name}")
-        needed = math.prod(shape) * dtype.itemsize
-        if start + needed != info.file_size:
+        dtype, shape, fortran = _header(member, f"{label}: {name}")
+        needed, left = math.prod(shape) * dtype.itemsize, info.file_size - member.tell()
+        if needed != left:
             raise DataError(
                 f"{label}: {name} says it has shape {shape} of {dtype}, {needed:,} bytes, but "
-                f"{info.file_size - start:,} are there: write it again with np.savez"
+                f"{left:,} are there: write it again with np.savez"
             )
-        array = np.empty(math.prod(shape), dtype=dtype)
-        _fill(member, array, f"{label}: {name}")
-    return array.reshape(shape, order="F" if fortran else "C")
+        content = member.read()  # to the end, where the archive's checksum is compared
+    return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
 
 
 def _check_growth(info: zipfile.ZipInfo, label: str, size: int) -> None:
@@ -95,51 +97,21 @@ def _check_growth(info: zipfile.ZipInfo, label: str, size: int) -> None:
         )
 
 
-def _header(member: IO[bytes], what: str) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
-    """dtype, shape, whether in Fortran's order, and where the data begin."""
-    lead = member.read(8)
-    if len(lead) < 8 or lead[:6] != MAGIC or lead[6] not in (1, 2, 3):
-        raise DataError(f"{what} is not a .npy array: write it again with np.savez")
-    width = 2 if lead[6] == 1 else 4
-    length = int.from_bytes(member.read(width), "little")
-    if length > LONGEST_HEADER:
-        raise DataError(f"{what} has a header of {length:,} bytes: write it again with np.savez")
-    text = member.read(length).decode("latin1" if lead[6] < 3 else "utf-8")
-    fields = _literal(text)
-    if not isinstance(fields, dict) or set(fields) != {"descr", "fortran_order", "shape"}:
-        raise DataError(f"{what} has a damaged header: write it again with np.savez")
-    descr, shape, fortran = fields["descr"], fields["shape"], fields["fortran_order"]
-    if not isinstance(descr, str) or not PLAIN.fullmatch(descr):
-        kind = "Python objects (a pickle, which can run code)" if descr == "|O" else repr(descr)
+def _header(member: IO[bytes], what: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
+    """dtype, shape, and whether in Fortran's order."""
+    try:
+        read = HEADERS[npy.read_magic(member)]
+        with warnings.catch_warnings():  # of a strange escape, or of a header by Python 2
+            warnings.simplefilter("ignore")
+            shape, fortran, dtype = read(member, max_header_size=LONGEST_HEADER)
+    except (*REFUSED, KeyError, SyntaxError, TypeError, tokenize.TokenError) as error:
+        raise DataError(
+            f"{what} is not a .npy array ({str(error)[:120]}): write it again with np.savez"
+        ) from None
+    if not PLAIN.fullmatch(dtype.str):
+        kind = "Python objects (a pickle, which can run code)" if dtype.hasobject else dtype.str
         raise DataError(
             f"{what} holds {kind[:80]}: only numbers and text are read; convert it with "
             "np.asarray(..., dtype=float)"
         )
-    whole = isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape)
-    if not whole or len(shape) > 8 or not isinstance(fortran, bool):
-        raise DataError(f"{what} has a damaged header: write it again with np.savez")
-    return np.dtype(descr), shape, fortran, 8 + width + length
-
-
-def _literal(text: str) -> Any:
-    if "\\" in text:  # numpy writes none, and a strange escape would make the parser warn
-        return None
-    try:
-        return ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return None
-
-
-def _fill(member: IO[bytes], array: NDArray[Any], what: str) -> None:
-    """Reads exactly the array's bytes, and to the end, where the archive's checksum is compared."""
-    into = array.view(np.uint8)
-    done = 0
-    while done < len(into):
-        part = member.read(min(1 << 20, len(into) - done))
-        if not part:
-            raise DataError(
-                f"{what} ends early, after {done:,} bytes: write it again with np.savez"
-            )
-        into[done : done + len(part)] = np.frombuffer(part, dtype=np.uint8)
-        done += len(part)
-    member.read(1)
+    return dtype, shape, fortran

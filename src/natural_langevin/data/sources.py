@@ -1,11 +1,6 @@
-"""What MNIST and Fashion-MNIST consist of, where they are served, and how a file is verified, by
-its structure and its checksum. The layout of an idx file:
-
-    byte 0, 1    0
-    byte 2       type of the elements; 0x08 is unsigned byte, the only one read here
-    byte 3       number of dimensions d
-    d x 4 bytes  the dimensions, big-endian
-    the rest     the elements, last dimension fastest
+"""What MNIST and Fashion-MNIST consist of, where they are served, and how a file is verified: by
+its checksum, and nothing that a file says decides how it is read. In an idx file, 4 bytes on the
+kind of its elements and 4 for each of its dimensions stand before the elements, bytes here.
 """
 
 from __future__ import annotations
@@ -14,7 +9,6 @@ import gzip
 import hashlib
 import io
 import math
-import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,42 +20,10 @@ from numpy.typing import NDArray
 
 from natural_langevin.data.errors import CorruptDataError, WrongDatasetError
 
-_UNSIGNED_BYTE = 0x08
-
 
 def header_size(dimensions: int) -> int:
     """Bytes before the first element."""
     return 4 + 4 * dimensions
-
-
-def parse(raw: bytes, *, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Read `raw` as an idx array that must have `shape`; a read-only view, nothing is copied.
-
-    The header is compared with what is expected and with the bytes that are there, and is
-    never used as a size to allocate: a hostile header costs nothing.
-
-    >>> parse(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]), shape=(2,))
-    array([7, 9], dtype=uint8)
-    """
-    if raw[:2] == b"\x1f\x8b":
-        raise CorruptDataError("it is gzip-compressed; give it a name that ends in .gz")
-    if len(raw) < header_size(len(shape)):
-        raise CorruptDataError(f"it is only {len(raw)} bytes long, shorter than its header")
-    magic, wanted = raw[:4], bytes([0, 0, _UNSIGNED_BYTE, len(shape)])
-    if magic != wanted:
-        raise CorruptDataError(
-            f"it starts with {magic.hex(' ')}, an idx file of {len(shape)} dimension(s) of bytes "
-            f"starts with {wanted.hex(' ')}"
-        )
-    claimed = struct.unpack_from(f">{len(shape)}I", raw, 4)
-    if claimed != shape:
-        raise CorruptDataError(f"its header claims the shape {claimed}, expected {shape}")
-    expected = header_size(len(shape)) + math.prod(shape)
-    if len(raw) < expected:
-        raise CorruptDataError(f"it is truncated: {len(raw)} of {expected} bytes")
-    if len(raw) > expected:
-        raise CorruptDataError(f"it is longer than the {expected} bytes expected")
-    return np.frombuffer(raw, dtype=np.uint8, offset=header_size(len(shape))).reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -69,14 +31,12 @@ class IdxFile:
     """One of the four files of a dataset.
 
     `sha256` is of the raw (uncompressed) file, `gzip_md5` of the .gz that the publisher serves.
-    `classes` is set for labels, which must be smaller.
     """
 
     name: str
     shape: tuple[int, ...]
     sha256: str
     gzip_md5: str | None = None
-    classes: int | None = None
 
     @property
     def size(self) -> int:
@@ -110,14 +70,11 @@ def _files(
 ) -> tuple[IdxFile, IdxFile, IdxFile, IdxFile]:
     """Images and labels to train on, then to test on, as both datasets have them."""
 
-    def file(k: int, name: str, shape: tuple[int, ...], classes: int | None = None) -> IdxFile:
-        return IdxFile(name, shape, sha256[k], md5[k], classes)
-
     return (
-        file(0, "train-images-idx3-ubyte", (60_000, 28, 28)),
-        file(1, "train-labels-idx1-ubyte", (60_000,), 10),
-        file(2, "t10k-images-idx3-ubyte", (10_000, 28, 28)),
-        file(3, "t10k-labels-idx1-ubyte", (10_000,), 10),
+        IdxFile("train-images-idx3-ubyte", (60_000, 28, 28), sha256[0], md5[0]),
+        IdxFile("train-labels-idx1-ubyte", (60_000,), sha256[1], md5[1]),
+        IdxFile("t10k-images-idx3-ubyte", (10_000, 28, 28), sha256[2], md5[2]),
+        IdxFile("t10k-labels-idx1-ubyte", (10_000,), sha256[3], md5[3]),
     )
 
 
@@ -183,28 +140,26 @@ def read_handle(
     handle: BinaryIO, file: IdxFile, *, compressed: bool, label: str
 ) -> NDArray[np.uint8]:
     """As `read`, from an open file; `label` names it in errors. Reads a bounded number of bytes."""
-    blob = handle.read(size_limit(file) + 1)
-    return decode(blob, file, compressed=compressed, label=label)
-
-
-def decode(blob: bytes, file: IdxFile, *, compressed: bool, label: str) -> NDArray[np.uint8]:
-    """The array of shape `file.shape` in `blob`, or a CorruptDataError saying what is wrong."""
-    raw = blob
+    blob = raw = handle.read(size_limit(file) + 1)
     try:
-        if compressed:
-            raw = _gunzip(blob, limit=file.size)
-        array = parse(raw, shape=file.shape)
-        if file.classes is not None and int(array.max(initial=0)) >= file.classes:
-            raise CorruptDataError(
-                f"it holds the label {array.max()}, the largest allowed is {file.classes - 1}"
-            )
+        raw = _gunzip(blob, limit=file.size) if compressed else blob
+        if not _is_authentic(raw, blob, file, compressed=compressed):
+            raise CorruptDataError(_problem(raw, file))
     except CorruptDataError as error:
         raise _refusal(label, file, str(error), raw) from None
-    if not _is_authentic(raw, blob, file, compressed=compressed):
-        found = _sha256(raw)
-        problem = f"its content was altered: SHA-256 {found}, expected {file.sha256}"
-        raise _refusal(label, file, problem, raw)
-    return array
+    start = header_size(len(file.shape))
+    return np.frombuffer(raw, dtype=np.uint8, offset=start).reshape(file.shape)
+
+
+def _problem(raw: bytes, file: IdxFile) -> str:
+    """What is wrong with content that is not the file's."""
+    if raw[:2] == b"\x1f\x8b":
+        return "it is gzip-compressed; give it a name that ends in .gz"
+    if len(raw) < file.size:
+        return f"it is truncated: {len(raw)} of {file.size} bytes"
+    if len(raw) > file.size:
+        return f"it is longer than the {file.size} bytes expected"
+    return f"its content was altered: SHA-256 {_sha256(raw)}, expected {file.sha256}"
 
 
 def _gunzip(blob: bytes, *, limit: int) -> bytes:

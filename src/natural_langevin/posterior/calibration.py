@@ -83,6 +83,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -222,11 +223,13 @@ def trained_networks(share: float, chains: Sequence[int], draws: int) -> Tensor:
     return (number * _SILVER) % 1 < share
 
 
-def check_share(value: Any) -> float:
-    """A number from 0 to 1."""
+def check_number(name: str, value: Any, *, most: float = math.inf, zero: bool = False) -> float:
+    """A finite number above 0, or from 0 on with ``zero``, and at most ``most``."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 <= value <= 1:
-        raise ValueError(f"trained_share must be between 0 and 1, got {value!r:.80}")
+    if not number or not 0 <= value <= min(most, sys.float_info.max) or (value == 0 and not zero):
+        kind = "number from 0 on" if zero else "positive number"
+        limit = "" if most == math.inf else f" of at most {most:g}"
+        raise ValueError(f"{name} must be a {kind}{limit}, got {value!r:.80}")
     return float(value)
 
 
@@ -316,14 +319,6 @@ def _by_width(part: Predicted, a: float) -> Tensor:
     outputs = contracted(part.outputs.double(), a)
     even = torch.full(outputs.shape[:2], -math.log(len(outputs)), dtype=torch.float64)
     return by_width(outputs, part.y, part.variance, even)
-
-
-def check_spread(value: Any) -> float:
-    """A number above 0 and at most 1."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 < value <= 1:
-        raise ValueError(f"spread must be above 0 and at most 1, got {value!r:.80}")
-    return float(value)
 
 
 def least_noise(y: Tensor) -> float:

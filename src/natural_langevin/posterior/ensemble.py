@@ -14,14 +14,12 @@ from natural_langevin._internal.chains import Params
 from natural_langevin.data.checks import shown_to_model
 from natural_langevin.posterior import networks
 from natural_langevin.posterior.calibration import (
-    check_share,
-    check_spread,
+    check_number,
     trained_networks,
     width_factors,
 )
 from natural_langevin.posterior.draws import Chains, Draws
 from natural_langevin.posterior.prediction import Averager, one_tensor
-from natural_langevin.posterior.sharpening import check_sharpness
 from natural_langevin.statistics.in_turn import convolved, one_by_one
 
 #: Of inputs evaluated at once: numbers that a convolution gives, or that all networks do.
@@ -110,7 +108,8 @@ def _some(
 ) -> Iterator[Params]:
     """At most ``size`` networks at a time; where not ``plain``, the trained one among them."""
     found = networks.chunks(samples, posterior.shards.rows(chains), size, like=posterior.last)
-    share = 0.0 if plain else check_share(posterior.config.get("trained_share", 0.0))
+    share = 0.0 if plain else posterior.config.get("trained_share", 0.0)
+    share = check_number("trained_share", share, most=1.0, zero=True)
     if not share:
         yield from found
         return
@@ -172,12 +171,11 @@ def learned_by(
 
 def sharpness_of(posterior: Draws, given: float | None, estimate: Estimate) -> float:
     """The one asked for; else the posterior's own, which was learned for the ensemble."""
-    if given is not None:
-        return check_sharpness(given)
     own = posterior.config.get("sharpness", 1.0) if estimate == "ensemble" else 1.0
-    return check_sharpness(own)
+    return check_number("sharpness", own if given is None else given)
 
 
 def spread_of(posterior: Draws, *, plain: bool) -> float:
     """How much of the networks' distance from their mean predictions have (see ``calibration``)."""
-    return 1.0 if plain else check_spread(posterior.config.get("spread", 1.0))
+    own = 1.0 if plain else posterior.config.get("spread", 1.0)
+    return check_number("spread", own, most=1.0)

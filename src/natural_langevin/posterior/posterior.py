@@ -25,6 +25,7 @@ from natural_langevin.posterior import (
     monte_carlo,
     storage,
 )
+from natural_langevin.posterior.calibration import check_number
 from natural_langevin.posterior.draws import Chains, Draws
 from natural_langevin.posterior.ensemble import (
     Estimate,
@@ -36,7 +37,6 @@ from natural_langevin.posterior.ensemble import (
 )
 from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.prediction import Prediction, check_levels, join
-from natural_langevin.posterior.sharpening import check_sharpness
 from natural_langevin.priors import PriorLike
 from natural_langevin.statistics import plain_copy, prepare_model
 from natural_langevin.statistics.vectorised import MODEL_LOCK
@@ -80,7 +80,7 @@ class Posterior(Draws):
 
     @sharpness.setter
     def sharpness(self, value: float) -> None:
-        self.config = self.config | {"sharpness": check_sharpness(value)}
+        self.config = self.config | {"sharpness": check_number("sharpness", value)}
 
     def calibrated(self, on: bool = True) -> Posterior:
         """The same draws with uncalibrated predictions (``False``): without the sharpness, the

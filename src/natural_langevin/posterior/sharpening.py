@@ -26,7 +26,6 @@ ever built.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,16 +52,6 @@ _FAR = 1e-40
 _SERVED_LEAST = 1e-37
 #: Probabilities in float64 at once, of which a GPU wants many.
 _VALUES, _GPU_VALUES = 1 << 21, 1 << 26
-
-
-def check_sharpness(value: Any) -> float:
-    """A positive, finite number."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0:
-        raise ValueError(
-            f"sharpness must be a positive number, got {value!r}: 1.0 is the plain mixture"
-        )
-    return float(value)
 
 
 def classes_only(

@@ -81,6 +81,11 @@ class Number:
     unit: str = ""
     code: float | None = None
 
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """How many inputs are values, flags and levels."""
+        return 1, int(self.missing), 0
+
     def read(self, cells: pd.Series) -> pd.Series:
         """Finite numbers, NaN where there is none."""
         found = numbers(cells, self.decimal, self.unit)
@@ -98,6 +103,11 @@ class Date:
     parts: Mapping[str, tuple[float, float]]
     missing: bool = False
 
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """How many inputs are values, flags and levels."""
+        return len(self.parts), int(self.missing), 0
+
     def read(self, cells: pd.Series) -> pd.Series:
         """Cells as dates; what is none is missing."""
         return dates(cells, self.format)
@@ -110,6 +120,11 @@ class Category:
 
     name: str
     levels: tuple[str, ...]
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """How many inputs are values, flags and levels."""
+        return 0, 0, len(self.levels)
 
     def read(self, cells: pd.Series) -> pd.Series:
         """One of the levels, OTHER or MISSING_LEVEL in every row."""

@@ -57,39 +57,24 @@ class Features:
     @property
     def width(self) -> int:
         """How many numbers a row becomes."""
-        return sum(
-            len(part.levels) if isinstance(part, Category)
-            else (1 if isinstance(part, Number) else len(part.parts)) + part.missing
-            for part in self.parts
-        )  # fmt: skip
+        return sum(sum(part.size) for part in self.parts)
 
     def places(self) -> list[tuple[Column, tuple[int, int, int]]]:
         """Every column with the places of its first value, its flag and its first level among the
         inputs: numbers and phases, then what is missing, then categories."""
-        values = [
-            0 if isinstance(part, Category) else 1 if isinstance(part, Number) else len(part.parts)
-            for part in self.parts
+        sizes = np.array([part.size for part in self.parts])
+        values, flags, _ = sizes.sum(0)
+        first = sizes.cumsum(0) - sizes + [0, values, values + flags]
+        return [
+            (part, (v, f, k)) for part, (v, f, k) in zip(self.parts, first.tolist(), strict=True)
         ]
-        flags = [int(not isinstance(part, Category) and part.missing) for part in self.parts]
-        value, flag = 0, sum(values)
-        level = flag + sum(flags)
-        found = []
-        for part, width, flagged in zip(self.parts, values, flags, strict=True):
-            found.append((part, (value, flag, level)))
-            value, flag = value + width, flag + flagged
-            level += len(part.levels) if isinstance(part, Category) else 0
-        return found
 
     def inputs(self) -> dict[str, list[int]]:
         """The places among the inputs of all that is made of a column."""
-        found = {}
-        for part, (value, flag, level) in self.places():
-            if isinstance(part, Category):
-                found[part.name] = list(range(level, level + len(part.levels)))
-            else:
-                width = 1 if isinstance(part, Number) else len(part.parts)
-                found[part.name] = [*range(value, value + width), *[flag] * part.missing]
-        return found
+        return {
+            part.name: [p for k, n in zip(first, part.size, strict=True) for p in range(k, k + n)]
+            for part, first in self.places()
+        }
 
     @property
     def time(self) -> int | None:
@@ -115,56 +100,37 @@ class Features:
         self.check_columns(table.label, table.names)
         usable, notes = np.ones(len(table), dtype=bool), [""] * len(table)
         strange: list[str] = []
-        read: dict[Any, Any] = {}
-        empty = np.ones(len(table), dtype=bool)
-        for part in self.parts:
+        x, empty = np.zeros((len(table), self.width)), np.ones(len(table), dtype=bool)
+        for part, (value, flag, level) in self.places():
             cells = table.frame[part.name]
             found = part.read(cells)
             strange += _note(part, cells, found, notes)
             if isinstance(part, Category):
-                read[part.name] = found
                 empty &= (found == MISSING_LEVEL).to_numpy()
+                number = {name: k for k, name in enumerate(part.levels)}
+                codes = found.astype(object).map(number).to_numpy(np.float64)
+                x[:, level : level + len(number)] = codes[:, None] == np.arange(len(number))
                 continue
             empty &= found.isna().to_numpy()
             pieces = {None: found} if isinstance(part, Number) else columns.phases(found)
-            for key, (mean, scale) in _statistics(part).items():
-                value = _standardised(pieces[key].to_numpy(), mean, scale)
-                far = np.abs(value) > FARTHEST
-                for row in np.flatnonzero(far):
+            for place, (key, (mean, scale)) in enumerate(_statistics(part).items(), value):
+                own = _standardised(pieces[key].to_numpy(), mean, scale)
+                for row in np.flatnonzero(np.abs(own) > FARTHEST):
                     notes[row] += (
-                        f"{part.name!r} is {abs(value[row]):.2g} standard deviations from the "
+                        f"{part.name!r} is {abs(own[row]):.2g} standard deviations from the "
                         f"training rows' mean, taken as {FARTHEST:,.0f}: check its unit; "
                     )
-                read[part.name, key] = np.clip(value, -FARTHEST, FARTHEST)
+                x[:, place] = np.nan_to_num(np.clip(own, -FARTHEST, FARTHEST), nan=0.0)
             if part.missing:
-                read[part.name, "missing"] = found
+                x[:, flag] = found.isna().to_numpy()
         nothing = table.frame[list(self.names)].isna().all(axis=1).to_numpy()
         for row in np.flatnonzero(empty):
             said = "every cell is missing" if nothing[row] else f"{notes[row]}no cell is left"
             notes[row] = f"{said}, not predicted"
         usable &= ~empty
-        x = self._matrix(read, len(table))
         x[~usable] = 0.0
         notes = [note.removesuffix("; ") for note in notes]
         return Encoded(torch.from_numpy(x), usable, notes, strange)
-
-    def _matrix(self, read: Mapping[Any, Any], rows: int) -> NDArray[np.float64]:
-        """(rows, width): numbers and phases, then what is missing, then categories."""
-        values = {k: v for k, v in read.items() if isinstance(k, tuple)}
-        numbers = [
-            np.nan_to_num(np.asarray(v, dtype=np.float64), nan=0.0)
-            for (_, piece), v in values.items() if piece != "missing"
-        ]  # fmt: skip
-        flags = [
-            v.isna().to_numpy(np.float64) for (_, piece), v in values.items() if piece == "missing"
-        ]
-        levels = []
-        for part in self.parts:
-            if isinstance(part, Category):
-                place = {level: k for k, level in enumerate(part.levels)}
-                codes = read[part.name].astype(object).map(place).to_numpy(np.float64)
-                levels += [(codes == k).astype(np.float64) for k in range(len(part.levels))]
-        return np.column_stack([*numbers, *flags, *levels]) if rows else np.empty((0, self.width))
 
     def to_json(self) -> dict[str, Any]:
         """As plain values, for run.json."""

@@ -1,6 +1,6 @@
 """A run's folder; run.json holds the encoding of columns and the sampled network.
 
-No pydantic model is needed: the file has a checksum, and readers of fields refuse wrong ones.
+The file has a checksum, and readers of fields refuse wrong ones.
 """
 
 from __future__ import annotations

@@ -37,9 +37,10 @@ SECTIONS = {  # name of the section -> its heading, in the order of the page
 def render(results: dict[str, Any]) -> str:
     """One HTML document: no script, no font, no image from anywhere else."""
     schema.check(results)
-    values = _values(results)
-    sections = {key: title for key, title in SECTIONS.items() if values.get(key)}
-    return environment().get_template("page.html").render(**values, sections=sections)
+    with schema.showing("the results cannot be shown", schema.REMEDY):
+        values = _values(results)
+        sections = {key: title for key, title in SECTIONS.items() if values.get(key)}
+        return environment().get_template("page.html").render(**values, sections=sections)
 
 
 def write_report(results: dict[str, Any], path: str | os.PathLike[str]) -> None:
@@ -80,16 +81,8 @@ def _values(results: dict[str, Any]) -> dict[str, Any]:
 def _draws(item: Mapping[str, Any], hue: str) -> dict[str, Any]:
     draws, ess = item["draws"], item["ess"]
     share = 100 * ess / draws if text.finite(ess) and draws > 0 else None
-    return {
-        "label": item["label"],
-        "method": item["method"],
-        "hue": hue,
-        "draws": text.number(draws, 0),
-        "ess": text.number(ess, 1),
-        "value": text.raw(ess),
-        "percent": text.percent(share, 1) if share is not None else text.NOTHING,
-        "bar": round(min(100.0, max(0.0, share or 0.0)), 1),  # antithetic draws exceed 100 %
-    }
+    bar = round(min(100.0, max(0.0, share or 0.0)), 1)  # antithetic draws exceed 100 %
+    return {**item, "hue": hue, "share": share, "bar": bar}
 
 
 def _about(results: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -128,7 +121,7 @@ def environment() -> Environment:
     with needing("the report needs jinja2", "report"):
         from jinja2 import Environment, PackageLoader, StrictUndefined
         from markupsafe import Markup
-    return Environment(
+    found = Environment(
         loader=PackageLoader("natural_langevin.cli.pages"),
         autoescape=True,
         # Control characters of what users named are written out; only charts are Markup.
@@ -137,3 +130,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    found.tests["finite"] = text.finite
+    for name in ("duration", "number", "percent", "plus_minus", "raw", "short", "signed"):
+        found.filters[name] = getattr(text, name)
+    return found

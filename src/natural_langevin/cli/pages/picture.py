@@ -17,7 +17,7 @@ from typing import Any
 from natural_langevin._internal.atomic import write_output
 from natural_langevin._internal.extras import new_figure
 from natural_langevin._internal.messages import visible
-from natural_langevin.cli.pages.schema import ResultsError
+from natural_langevin.cli.pages.schema import showing
 
 INK, BLUE, RED, GREY = "#222222", "#2b6cb0", "#c53030", "#9aa5b1"
 
@@ -26,13 +26,9 @@ def write_picture(
     quality: Mapping[str, Any], path: str | os.PathLike[str], *, title: str, words: Sequence[str]
 ) -> None:
     """A PNG file that appears whole, or not at all. ``words`` are written above the panels."""
-    try:
+    remedy = "train again, or evaluate it on labelled rows"
+    with showing("the scores of this run are damaged", remedy):
         figure = draw(quality, title=title, words=words)
-    except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError) as error:
-        raise ResultsError(
-            f"the scores of this run are damaged ({type(error).__name__}: {error}): train again, "
-            "or evaluate it on labelled rows"
-        ) from None
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=150)
     write_output(path, content.getvalue())

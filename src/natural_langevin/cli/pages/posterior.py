@@ -10,7 +10,7 @@ from natural_langevin._internal.atomic import write_output
 from natural_langevin.cli.pages import charts, text
 from natural_langevin.cli.pages.charts import coverage, reliability
 from natural_langevin.cli.pages.page import environment, plain
-from natural_langevin.cli.pages.schema import ResultsError
+from natural_langevin.cli.pages.schema import showing
 
 SECTIONS = {
     "verdicts": "Can it be trusted?",
@@ -36,15 +36,10 @@ def render_posterior(page: Mapping[str, Any]) -> str:
     ``words``: sentences on how sure it is.
 
     A part that the quality lacks (a posterior without labelled rows) is left out of the page."""
-    try:
+    with showing("the record of this posterior is damaged", "train or evaluate again"):
         values = _values(page)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise ResultsError(
-            f"the record of this posterior is damaged ({type(error).__name__}: {error}): "
-            "train or evaluate again"
-        ) from None
-    sections = {key: title for key, title in SECTIONS.items() if values.get(key)}
-    return environment().get_template("posterior.html").render(**values, sections=sections)
+        sections = {key: title for key, title in SECTIONS.items() if values.get(key)}
+        return environment().get_template("posterior.html").render(**values, sections=sections)
 
 
 def write_posterior_report(page: Mapping[str, Any], path: str | os.PathLike[str]) -> None:

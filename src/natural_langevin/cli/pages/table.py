@@ -38,47 +38,23 @@ SYMBOLS = {"step_size": "η", "prior_variance": "σ²", "temperature": "T"}  # t
 
 
 @dataclasses.dataclass(frozen=True)
-class Difference:
-    """This run minus the paper; the verdict is empty where there is no spread to judge it by."""
-
-    paper: str
-    paper_value: str
-    text: str
-    value: str
-    verdict: str  # "better", "worse", "level" or ""
-
-
-@dataclasses.dataclass(frozen=True)
 class Cell:
-    """A number with its raw value; `text` is a dash when there is none."""
+    """A number with its spread over seeds and, where the paper has it, the paper's."""
 
-    column: str
-    value: str
-    text: str
-    spread: str
-    stacked: bool
+    column: Column
+    value: float | None
+    std: float | None
     best: bool
-    difference: Difference | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Line:
-    """A row of the table; `note` is the letter of its footnote."""
-
-    method: str
-    estimate: str
-    label: str
-    settings: str
-    hue: str
-    note: str
-    cells: list[Cell]
+    paper: float | None
+    verdict: str  # "better", "worse", "level" or ""; empty where there is no spread to judge it by
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Two bodies, the paper's rows and the rest, and the notes they share."""
+    """Two bodies, the paper's rows and the rest, and the notes they share. A row has its ``hue``,
+    the letter of its ``note``, its settings as text, and ``cells``."""
 
-    bodies: list[tuple[str, list[Line]]]
+    bodies: list[tuple[str, list[Row]]]
     notes: list[tuple[str, str]]
     columns: tuple[Column, ...] = COLUMNS
 
@@ -149,46 +125,22 @@ def _best(rows: Iterable[Row], column: Column) -> float | None:
     return max(values, key=lambda v: column.better * v)
 
 
-def _line(row: Row, hue: str, best: Mapping[str, float | None], notes: dict[str, str]) -> Line:
+def _line(row: Row, hue: str, best: Mapping[str, float | None], notes: dict[str, str]) -> Row:
     note = row.get("note") or ""
     letter = notes.setdefault(note, _letter(len(notes))) if note else ""
     cells = [_cell(row, column, best[column.key]) for column in COLUMNS]
-    return Line(row["method"], row["estimate"], row["label"], settings(row), hue, letter, cells)
+    return {**row, "hue": hue, "note": letter, "settings": settings(row), "cells": cells}
 
 
 def _cell(row: Row, column: Column, best: float | None) -> Cell:
     value, entry = mean(row, column.key), lookup(row, column.key)
     std = text.deviation(entry) if isinstance(entry, Mapping) else None
-    seconds = column.key == "seconds"
-    return Cell(
-        column=column.key,
-        value=text.raw(value),
-        text=text.duration(value) if seconds else text.number(value, column.digits),
-        spread="" if seconds else text.plus_minus(std, column.digits),
-        stacked=column.stacked,
-        best=best is not None and value == best,
-        difference=_difference(row, column, value, std),
-    )
-
-
-def _difference(
-    row: Row, column: Column, value: float | None, std: float | None
-) -> Difference | None:
-    theirs = lookup(row, f"paper.{column.key}")
-    if theirs is None or value is None or not text.finite(value):
-        return None
-    difference = value - theirs
+    paper = lookup(row, f"paper.{column.key}") if text.finite(value) else None
     verdict = ""
-    if column.better and std is not None:
-        level = abs(difference) <= 2 * std
-        verdict = "level" if level else "better" if difference * column.better > 0 else "worse"
-    return Difference(
-        paper=text.number(theirs, column.digits),
-        paper_value=text.raw(theirs),
-        text=text.signed(difference, column.digits),
-        value=text.raw(difference),
-        verdict=verdict,
-    )
+    if paper is not None and value is not None and column.better and std is not None:
+        level = abs(value - paper) <= 2 * std
+        verdict = "level" if level else "better" if (value - paper) * column.better > 0 else "worse"
+    return Cell(column, value, std, best is not None and value == best, paper, verdict)
 
 
 def _letter(index: int) -> str:

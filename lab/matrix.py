@@ -50,7 +50,6 @@ from natural_langevin.dynamics import (
     State,
     Underdamped,
 )
-from natural_langevin.dynamics.descent import PerceptronLoss
 from natural_langevin.execution import compiled
 from natural_langevin.execution import engine as engines
 from natural_langevin.execution.engine import Engine
@@ -213,11 +212,12 @@ def _start(case: Case, dtype: torch.dtype, device: str) -> tuple[Any, InMemory, 
     momentum, drops = DESCENTS[case.dynamics]
     masks = random.origin(0, random.NOISE, chain) if drops else None
     rate = torch.full((case.chains,), 0.3 if drops else 0.0, dtype=dtype, device=device)
-    descent = Descent(PerceptronLoss(rate, masks), momentum)
     params = {k: p.detach().to(device, dtype) for k, p in network().named_parameters()}
+    start = fan_in_init(params, chain=chain, seed=0)
+    descent = Descent.of(start, rate, masks, momentum)
     stream = InMemory(x, y, batch_size=BATCH, chain=chain, seed=0, device=torch.device(device))
     rates = RatesTable.build(0.1, stop=STEPS, chains=case.chains, dtype=dtype, device=device)
-    return descent, stream, rates, descent.init(fan_in_init(params, chain=chain, seed=0))
+    return descent, stream, rates, descent.init(start)
 
 
 def run_case(case: Case, device: str = "cpu", dtype: torch.dtype = torch.float32) -> State:
@@ -231,10 +231,7 @@ def run_case(case: Case, device: str = "cpu", dtype: torch.dtype = torch.float32
         )  # fmt: skip
         if case.dynamics == "exchange":
             sampler = _sampler(case, dtype, device)
-            swaps = ReplicaExchange(
-                one, sampler.mesh, sampler.problem.temperature, sampler.problem.prior,
-                every=EXCHANGE, burn_in=0, seed=0,
-            )  # fmt: skip
+            swaps = ReplicaExchange(one, sampler.problem, every=EXCHANGE, burn_in=0)
             one.pauses.append(swaps)
             state = swaps.begin(state)
         state, _ = one.run(state, 0, STEPS)

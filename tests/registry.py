@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -202,7 +201,7 @@ def evaluate(
     """Three chains with their own batches, or one chain whose batch has no chain axis."""
     dtype = next(iter(params.values())).dtype
     model = make(name, dtype)
-    prepare_model(model, logging.getLogger())
+    prepare_model(model)
     gradients = Gradients(
         Network(model), likelihoods.Categorical(), requests=("second", "cross"), sharing=sharing
     )

@@ -20,7 +20,7 @@ from natural_langevin import models, random, schedules
 from natural_langevin.cli.experiments.table1.baseline_stages import mc_dropout
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics import Descent, RatesTable
-from natural_langevin.dynamics.descent import PerceptronLoss, forward
+from natural_langevin.dynamics.descent import forward
 from natural_langevin.execution.engine import Engine, choose_mode
 
 
@@ -79,9 +79,10 @@ def train(bench: Bench, part: str, networks: list[Network], *, final: bool) -> T
     rates = RatesTable.build(schedule, stop=steps, chains=count, device=device)
     dropout = torch.tensor([n.rate for n in networks], device=device)
     masks = random.origin(protocol.seed, random.NOISE, chain)
-    descent = Descent(PerceptronLoss(dropout, masks))
     template = {k: p.detach().to(device) for k, p in bench.network().named_parameters()}
-    state = descent.init(models.fan_in_init(template, chain=chain, seed=protocol.seed))
+    start = models.fan_in_init(template, chain=chain, seed=protocol.seed)
+    descent = Descent.of(start, dropout, masks)
+    state = descent.init(start)
     engine = Engine(descent, stream, rates, stream.num_data, mode=choose_mode(bench.compile))
     engine.notify = bench.say
     config = {"part": part, "networks": [n.as_dict() for n in networks]} | protocol.as_dict()

@@ -18,7 +18,7 @@ from natural_langevin import Langevin, likelihoods, models, priors, random, sche
 from natural_langevin._internal.chains import Params
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics import Descent, RatesTable
-from natural_langevin.dynamics.descent import PerceptronLoss, forward, hidden_units
+from natural_langevin.dynamics.descent import forward, hidden_units
 from natural_langevin.execution.engine import Engine
 
 #: Inputs (n, D) to the class probabilities of every network: (network, n, classes).
@@ -84,10 +84,10 @@ def descended(
     schedule = schedules.halving(LEARNING_RATE, every=max(1, steps // 3))
     table = RatesTable.build(schedule, stop=steps, chains=networks, device=x.device)
     origin = random.origin(settings.seed, random.NOISE, chain) if rate else None
-    descent = Descent(PerceptronLoss(torch.full((networks,), rate, device=x.device), origin))
     template = models.mlp(x.shape[1], classes, settings.hidden).to(x.device)
     own = {k: p.detach() for k, p in template.named_parameters()}
     start = models.fan_in_init(own, chain=chain, seed=settings.seed)
+    descent = Descent.of(start, torch.full((networks,), rate, device=x.device), origin)
     state, _ = Engine(descent, stream, table, len(x), mode="auto").run(
         descent.init(start), 0, steps
     )

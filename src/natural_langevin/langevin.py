@@ -47,7 +47,7 @@ from natural_langevin.run.problem import (
 )
 from natural_langevin.run.problem.data_checks import refuse_autocast
 from natural_langevin.run.problem.frozen_front import without_front
-from natural_langevin.run.problem.motion import Motion
+from natural_langevin.run.problem.motion import Motion, gradients_of
 from natural_langevin.run.problem.problem import ChainSet, Problem
 from natural_langevin.run.problem.step_size_checks import StepSize, known_step_size
 from natural_langevin.run.problem.validation import data_in_one
@@ -162,9 +162,9 @@ class Langevin:
             likelihood,
         )  # fmt: skip
         choose_mode(compile)
-        check_hooks(model, log)
+        check_hooks(model)
         own = plain_copy(model)
-        prepare_model(own, log)
+        prepare_model(own)
         likelihoods.attach(own, likelihood)
         first = validation.check_parameters(own)[0]
         where = validation.device_of(device) if device is not None else first.device
@@ -195,10 +195,11 @@ class Langevin:
             clip=clip,
             anchors=control_variates,
         )
-        self.motion = Motion.of(
+        self.motion = Motion(
             problem, given.preconditioner, given.dynamics,
             step_size=None if given.auto else known_step_size(given.step_size),
             mean_rate=mean_rate, start=start, compile=compile,
+            gradients=gradients_of(problem, given.preconditioner),
             start_weights=starts.check_given(start_weights, trainable, template, self.chains),
         )  # fmt: skip
         self._busy, self._checked = threads.OneAtATime(), preparation.StepChecks()
@@ -511,7 +512,7 @@ class Langevin:
         if known is not None and decide.is_of(known, self.given):
             phase, steps = int(there.get("phase", 0)), int(there["steps"])
             return decide.resumed(motion, self.given, known, asked, phase=phase, steps=steps)
-        return decide.decide(motion, self.given, asked, self.given.settings, limit=options.limit)
+        return decide.decide(motion, self.given, asked, options.limit)
 
     def _limit(self, asked: Asked, *, ends: bool = False) -> TimeLimit:
         """``seconds`` limit the call where they decide about its length: not beside ``steps``
@@ -598,7 +599,7 @@ class Langevin:
         motion = motion.on(problem)
         if plan is None and step_size is None and self.given.by_recipe:
             asked = Asked(batch_size=batch_size)
-            plan = decide.decide(motion, self.given, asked, self.given.settings)
+            plan = decide.decide(motion, self.given, asked)
         if plan is not None:
             motion, batch_size = decide.follow(motion, plan), batch_size or plan.batch_size
             step_size = plan.schedule() if step_size is None else step_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 
 import pytest
@@ -11,7 +12,6 @@ from torch.utils import _pytree as pytree
 
 from native_engines import LIKELIHOODS, METRICS, STEPS, assert_same, data, engines, network
 from natural_langevin import dynamics, preconditioners
-from natural_langevin.dynamics.descent import PerceptronLoss
 from natural_langevin.execution.kernels.native import planner
 from natural_langevin.execution.kernels.native.build import library
 from natural_langevin.execution.kernels.native.engine import NativeMLP
@@ -82,9 +82,12 @@ def test_what_it_does_not_take_goes_the_general_way() -> None:
         torch.testing.assert_close(state.params[k], p)
 
 
-def test_another_loss_is_for_the_general_step() -> None:
-    class Other(PerceptronLoss):
-        """Says the same today; what it says tomorrow nobody knows."""
+def test_another_descent_is_for_the_general_step() -> None:
+    class Other(dynamics.Descent):
+        """Does the same today; what it does tomorrow nobody knows."""
 
-    assert dynamics.Descent(PerceptronLoss(torch.zeros(1))).kernels == {"mlp"}
-    assert dynamics.Descent(Other(torch.zeros(1))).kernels == frozenset()
+    params = {"0.weight": torch.zeros(1, 3, 2), "0.bias": torch.zeros(1, 3)}
+    descent = dynamics.Descent.of(params, torch.zeros(1))
+    assert descent.kernels == {"mlp"}
+    own = {f.name: getattr(descent, f.name) for f in dataclasses.fields(descent) if f.init}
+    assert Other(**own).kernels == frozenset()

@@ -11,7 +11,6 @@ from native_engines import LIKELIHOODS, METRICS, STEPS, assert_same, data, engin
 from natural_langevin import Langevin, dynamics, random
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics import RatesTable
-from natural_langevin.dynamics.descent import PerceptronLoss
 from natural_langevin.execution.engine import Engine
 from natural_langevin.execution.kernels.native.build import library
 from natural_langevin.models import fan_in_init
@@ -66,9 +65,10 @@ def test_dropped_units(rates: tuple[float, ...] | None, threads: int) -> None:
     chain = torch.arange(3)
     origin = random.origin(4, random.NOISE, chain)
     rate = torch.tensor(rates or (0.0,) * 3, dtype=torch.float64)
-    descent = dynamics.Descent(PerceptronLoss(rate, origin if rates else None), momentum=0.5)
     own = network(60, 50, 21, 3, activation=nn.ReLU).double()
     params = {k: p.detach() for k, p in own.named_parameters()}
+    weights = fan_in_init(params, chain=chain, seed=0)
+    descent = dynamics.Descent.of(weights, rate, origin if rates else None, momentum=0.5)
     made = []
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -77,7 +77,7 @@ def test_dropped_units(rates: tuple[float, ...] | None, threads: int) -> None:
             stream = InMemory(x, y, batch_size=16, chain=chain, seed=0, device=x.device)
             table = RatesTable.build(0.1, stop=STEPS, chains=3, dtype=torch.float64)
             made.append(Engine(descent, stream, table, len(x), mode=mode))
-        start = descent.init(fan_in_init(params, chain=chain, seed=0))
+        start = descent.init(weights)
         assert_same(made[0], made[1], start, rtol=1e-9)
     finally:
         torch.set_num_threads(before)

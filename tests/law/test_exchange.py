@@ -107,9 +107,7 @@ def test_the_energy_is_that_of_all_data_and_the_ratio_that_of_the_densities() ->
     tau, power = torch.tensor([1.0, 1.7, 3.0]), torch.tensor([1.0, 0.6, 0.9])
     found = sampler(3, temperature=tau, likelihood_power=power, num_data=90, init="prior")
     engine, state = found.prepare(data(), steps=4, batch_size=20)
-    swaps = ReplicaExchange(
-        engine, found.mesh, tau, found.problem.prior, power=power, every=2, burn_in=0, seed=0
-    )
+    swaps = ReplicaExchange(engine, found.problem, every=2, burn_in=0)
     loss, log_prior = swaps.energies(state).unbind(1)
     density = found.log_density(state.params, data()).double()
     torch.testing.assert_close(log_prior - loss, density, rtol=1e-5, atol=1e-4)
@@ -155,15 +153,7 @@ def test_swaps_move_weights_alone_and_a_stopped_chain_is_left_out() -> None:
         dynamics=Underdamped(0.5), control_variates=5,
     )  # fmt: skip
     engine, state = found.prepare(data(), steps=9, batch_size=20)
-    swaps = ReplicaExchange(
-        engine,
-        found.mesh,
-        found.problem.temperature,
-        found.problem.prior,
-        every=4,
-        burn_in=0,
-        seed=0,
-    )
+    swaps = ReplicaExchange(engine, found.problem, every=4, burn_in=0)
     state, _ = engine.run(swaps.begin(state), 0, 4)
     new = swaps(state, 8)  # an even turn: chains 0 and 1
     for a, b in ((state.params, new.params), (state.anchor.params, new.anchor.params)):

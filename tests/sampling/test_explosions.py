@@ -80,7 +80,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch, scores: torch.Tensor) -> recipe.Choi
     )
     monkeypatch.setattr(prior_trial, "_compare", lambda *_: [run])
     costs = cost.Costs(1.0, USUAL.cost.usual, USUAL)
-    search = prior_trial.Search(sampler().motion, False, 100, costs, NO_LIMIT)
+    search = cost.Search(sampler().motion, False, 100, costs, NO_LIMIT)
     found = prior_trial.choose(search, wave())
     assert found is not None
     assert found.prior_scale is not None

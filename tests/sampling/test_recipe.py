@@ -381,7 +381,7 @@ def test_minibatches_of_a_trial_are_as_small_as_their_heat_allows() -> None:
     x, y = line(150)
     motion = Langevin(nn.Linear(2, 1), likelihoods.Gaussian(0.3)).motion
     costs = cost.of_problem(motion.problem.on((x, y)), x, USUAL)
-    search = prior_trial.Search(motion, True, 400, costs, NO_LIMIT)
+    search = cost.Search(motion, True, 400, costs, NO_LIMIT)
 
     def rows(heat: float, way: str = "native", friction: float = 0.1) -> int:
         usual = recipe.Choice(1e-3, 100.0, 0.0, "", way)

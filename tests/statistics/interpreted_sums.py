@@ -66,7 +66,7 @@ def main() -> None:
             asked = grouped(shapes, units, frozenset({"second", "cross"}))
             asked = [g._replace(requests=g.requests | {"first"}) for g in asked]
             means = moments.layer_moments(
-                {k: [found[k]] for k in shapes}, asked, shapes, samples=5, sharing="exact"
+                {k: [found[k]] for k in shapes}, asked, shapes, moments.Averaging(5)
             )
             samples = by_loop(module, x, delta)
             expected = {k: g.mean(0) for k, g in samples.items()}

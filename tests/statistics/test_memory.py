@@ -138,6 +138,6 @@ def test_a_chunk_of_gradients_is_gone_before_the_next_one_is_made() -> None:
         return {"w": values}
 
     asked = [Group("w", (), frozenset({"first"}))]
-    found = library.dense_moments(dense, asked, samples=6, chunk=2)
+    found = library.dense_moments(dense, asked, library.Averaging(6, numbers=2), 1)
     assert len(made) == 3
     assert found["first"]["w"].item() == 2.5

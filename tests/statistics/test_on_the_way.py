@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 import pytest
@@ -18,7 +17,7 @@ KEY, STEP = torch.zeros(1, 2, dtype=torch.int32), torch.zeros((), dtype=torch.in
 
 
 def evaluate(model: nn.Module, x: Tensor, **options: torch.dtype) -> Evaluation:
-    prepare_model(model, logging.getLogger("natural_langevin"))
+    prepare_model(model)
     gradients = Gradients(
         Network(model, **options), likelihoods.Categorical(), requests=("second", "cross")
     )

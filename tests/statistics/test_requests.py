@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -38,7 +36,7 @@ def evaluate(
     backend: str | None = None, basis: dict[str, tuple[Tensor, ...]] | None = None,
     **options: object,
 ) -> tuple[Evaluation, Gradients]:  # fmt: skip
-    prepare_model(model, logging.getLogger())
+    prepare_model(model)
     network = Network(model)
     gradients = Gradients(network, likelihoods.Categorical(), requests=requests, **options)
     gradients.prepare(params, x[0])

@@ -49,6 +49,11 @@ def average(old: Tensor, new: Tensor, rate: Tensor) -> Tensor:
     return torch.lerp(old, new, per_chain(rate, old))
 
 
+def dot(a: Params, b: Params) -> Tensor:
+    """The inner product of every chain: (chain,)."""
+    return torch.stack([(x * b[k]).reshape(len(x), -1).sum(1) for k, x in a.items()]).sum(0)
+
+
 def likelihood_powers(config: Mapping[str, Any], chains: int) -> Tensor:
     """beta of every chain of a run, by its configuration: (chain,), float64."""
     given = torch.as_tensor(config.get("likelihood_power", 1.0), dtype=torch.float64)

@@ -154,7 +154,7 @@ def _lock(file: int, path: Path) -> bool:
             if error.errno not in _NO_LOCKS:
                 raise
     owner = _read_owner(path)
-    return not owner or (owner.get("host") == socket.gethostname() and not _alive(owner))
+    return not owner or (owner.get("host") == socket.gethostname() and not is_alive(owner))
 
 
 def _write_owner(file: int, path: Path, purpose: str) -> None:
@@ -183,7 +183,8 @@ def _read_owner(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _alive(owner: dict[str, Any]) -> bool:
+def is_alive(owner: dict[str, Any]) -> bool:
+    """Whether the owner's process, of this machine, still runs."""
     try:
         os.kill(int(owner["pid"]), 0)
     except (ProcessLookupError, KeyError, TypeError, ValueError, OverflowError):

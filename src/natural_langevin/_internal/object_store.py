@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from natural_langevin._internal.extras import needing
-from natural_langevin._internal.folder_lock import FolderInUseError
+from natural_langevin._internal.folder_lock import FolderInUseError, is_alive
 from natural_langevin._internal.tensorfile import StorageError, WriteError
 
 log = logging.getLogger("natural_langevin")
@@ -156,9 +156,7 @@ class ObjectFolder:
             self._store.pipe_file(path, text, mode="create")
         except FileExistsError:
             with contextlib.suppress(FileNotFoundError):
-                if (
-                    self._store.cat_file(path) == text
-                ):  # the answer was lost, and it was asked again
+                if self._store.cat_file(path) == text:  # the answer was lost, and asked for again
                     self._number, self._files = self._number + 1, files
                     return
             raise FolderInUseError(
@@ -283,12 +281,8 @@ def _is_gone(owner: dict[str, Any]) -> bool:
     if owner.get("host") == socket.gethostname():
         if owner["pid"] == os.getpid():
             return not str(owner.get("token")).startswith(_PROCESS)
-        try:
-            os.kill(owner["pid"], 0)
-        except (ProcessLookupError, OverflowError):
+        if not is_alive(owner):
             return True
-        except PermissionError:
-            pass
     return time.time() - owner["sign"] > LEASE
 
 

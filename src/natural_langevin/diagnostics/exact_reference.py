@@ -21,6 +21,7 @@ small networks only.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, Self
@@ -248,7 +249,7 @@ def _reference_draws(
 ) -> tuple[list[Params], float]:
     """The kept points of all chains, one after every trajectory, and their mean acceptance."""
     model = plain_copy(posterior.template)
-    prepare_model(model, _Silent())
+    prepare_model(model, logging.DEBUG)  # the user's sampler has said the same
     first = next(iter(starts.values()))
     chains, device = len(first), first.device
     metric, integrator = QuasiDiagonalFisher(), Adjusted(steps=steps)
@@ -281,13 +282,6 @@ def _reference_draws(
         state, _ = engine.run(state, burn_in + trajectory * steps, steps)
         kept.append({k: p.clone() for k, p in state.params.items()})
     return kept, float(integrator.report(state)["acceptance"].mean())
-
-
-class _Silent:
-    """A logger that does nothing: the user's sampler has logged the same already."""
-
-    def info(self, *args: Any) -> None:
-        """Says nothing."""
 
 
 def _sums_to_one(prediction: Predicted) -> bool:

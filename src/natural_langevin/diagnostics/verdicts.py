@@ -426,46 +426,24 @@ def diagnose(
     predictions: Tensor,
     diverged: dict[int, int],
     *,
-    healthy: list[int] | None = None,
-    thin: int | None = None,
     parameters: Mapping[str, Tensor] | None = None,
     beyond: Mapping[str, Tensor] | None = None,
-    inputs: Mapping[str, Tensor] | None = None,
     least: float = 0.0,
-    noise: Noise | None = None,
-    funnel: Funnel | None = None,
-    kinetic: Kinetic | None = None,
-    configurational: Configurational | None = None,
-    temperature: float = 1.0,
-    halved: dict[str, Halved] | None = None,
     shared: bool = False,
-    adapting: bool = False,
-    advice: Advice = Advice(),  # noqa: B008 - immutable
-    scores: Any = None,
+    **about: Any,
 ) -> Diagnosis:
     """From predictions of the healthy chains at the inputs given, (chain, draw, input, ...), and
-    ``beyond`` them by kind, and the parameters to look at, each (chain, draw, ...). ``inputs``: of
-    all of them, by name. Predictions that move by less than ``least`` are left out."""
+    ``beyond`` them by kind, and the parameters to look at, each (chain, draw, ...). Predictions
+    that move by less than ``least`` are left out. ``about``: other fields of a ``Diagnosis``."""
     found = mixing(predictions, shared=shared, least=least)
     return Diagnosis(
         mixing=found,
         diverged=diverged,
-        healthy=list(range(len(predictions))) if healthy is None else healthy,
         distances=chain_distances(found.values),
-        thin=thin,
         parameters=_moving(parameters or {}, shared, 0.0),
         beyond=_moving(beyond or {}, shared, least),
-        inputs=inputs or {},
-        noise=noise,
-        funnel=funnel,
-        kinetic=kinetic,
-        configurational=configurational,
-        temperature=temperature,
-        halved=halved or {},
         shared=shared,
-        adapting=adapting,
-        advice=advice,
-        scores=scores,
+        **{"healthy": list(range(len(predictions)))} | about,
     )
 
 

@@ -1,10 +1,10 @@
 """Dynamics: how a state moves by one step, one integrator per file.
 
-Imports priors, statistics and preconditioners; execution and up import it.
+Imports priors, likelihoods, statistics and preconditioners; execution and up import it.
 """
 
 from natural_langevin.dynamics.adjusted import Adjusted
-from natural_langevin.dynamics.base import Dynamics, Info, State
+from natural_langevin.dynamics.base import Info, State
 from natural_langevin.dynamics.descent import Descent
 from natural_langevin.dynamics.frame import Integrator, LangevinDynamics
 from natural_langevin.dynamics.microcanonical import Microcanonical
@@ -26,7 +26,6 @@ __all__ = [
     "REGISTRY",
     "Adjusted",
     "Descent",
-    "Dynamics",
     "Info",
     "Integrator",
     "Kind",

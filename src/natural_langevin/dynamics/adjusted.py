@@ -36,7 +36,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from natural_langevin import random
-from natural_langevin._internal.chains import Params, average, per_chain
+from natural_langevin._internal.chains import Params, average, dot, per_chain
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import Conditions, Integrator, LangevinDynamics
 from natural_langevin.dynamics.rates import Rates
@@ -121,7 +121,7 @@ class Adjusted(Integrator):
                 f"{name} needs a temperature above 0, got {on.temperature.tolist()}: there is "
                 "nothing to accept at 0, where dynamics.Overdamped() is gradient descent"
             )
-        on.refuse_learning(name)
+        on.gradients.likelihood.refuse_learning(name)
 
     def init(self, params: Params) -> Trajectory:
         first = next(iter(params.values()))
@@ -233,9 +233,8 @@ class Adjusted(Integrator):
 
 def _kinetic(p: Params) -> Tensor:
     """|p|^2 / 2 of every chain, in float64."""
-    return (
-        torch.stack([x.double().square().reshape(len(x), -1).sum(1) for x in p.values()]).sum(0) / 2
-    )
+    wide = {k: x.double() for k, x in p.items()}
+    return dot(wide, wide) / 2
 
 
 def _kicked(p: Params, force: Params, scale: Tensor) -> Params:

@@ -1,20 +1,18 @@
-"""``Dynamics``: a state, and a step that updates it.
+"""``State``: everything that a step updates, and what becomes of chains that diverge.
 
-``Dynamics`` is the interface that engine, experiments and diagnostics use. Langevin samplers share
-one frame and differ in their integrator (see ``frame``).
+Samplers share one frame and differ in their integrator (see ``frame``).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from natural_langevin._internal.chains import Batch, Params
-from natural_langevin.dynamics.rates import Rates
+from natural_langevin._internal.chains import Params
 
 
 class State(NamedTuple):
@@ -45,31 +43,6 @@ class Info(NamedTuple):
 
     loss: Tensor  # (chain,) mean log-loss of the minibatch, before the update
     diverged: Tensor  # (chain,) bool
-
-
-class Dynamics(Protocol):
-    """Updates a state step by step; pure functions of their arguments."""
-
-    def init(self, params: Params) -> State:
-        """The state before the first update, from starting points (chain, *shape)."""
-
-    def step(
-        self,
-        state: State,
-        batch: Batch,
-        rates: Rates,
-        num_data: float | Tensor,
-        *,
-        chain_axis: bool = False,
-    ) -> tuple[State, Info]:
-        """One update of all chains. A batch is shared by them unless it has a ``chain_axis``."""
-
-    def prepare(self, params: Params, x: Tensor) -> None:
-        """Prepares for batches like ``x`` (no chain axis). Idempotent."""
-
-    @property
-    def kernels(self) -> frozenset[str]:
-        """Which hand-written kernels compute exactly this update (see ``execution.kernels``)."""
 
 
 def still_running(state: State, loss: Tensor) -> Tensor:

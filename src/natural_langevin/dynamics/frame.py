@@ -292,17 +292,6 @@ class LangevinDynamics:
             recordings=self.recordings,
         ).gradient  # fmt: skip
 
-    def refuse_learning(self, what: str) -> None:
-        """Refuses likelihoods that are updated from batches: energies of one likelihood are
-        compared."""
-        first = next(iter(self.gradients.network.trainable().values()))
-        likelihood = self.gradients.likelihood
-        if likelihood.init(1, dtype=first.dtype, device=first.device):
-            raise ValueError(
-                f"{what} needs a fixed likelihood, but {likelihood!r} is updated from every "
-                "batch: give its value, such as likelihoods.Gaussian(sigma=0.3)"
-            )
-
     def prepare(self, params: Params, x: Tensor) -> None:
         """Traces the network on a batch like ``x``. Idempotent."""
         self.gradients.prepare(params, x)

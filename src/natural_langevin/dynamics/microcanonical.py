@@ -43,7 +43,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from natural_langevin._internal.chains import Params, per_chain
+from natural_langevin._internal.chains import Params, dot, per_chain
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import Conditions, Integrator, LangevinDynamics
 from natural_langevin.dynamics.rates import Rates
@@ -150,7 +150,7 @@ class Microcanonical(Integrator):
         kept = 1 - self.friction
         scale = ((1 - kept**2) / _weights(u)) ** 0.5
         w = {k: kept * x + scale * z[k] for k, x in u.items()}
-        norm = _dot(w, w).sqrt()
+        norm = dot(w, w).sqrt()
         return {k: x / per_chain(norm, x) for k, x in w.items()}
 
 
@@ -158,11 +158,11 @@ def _turned(u: Params, force: Params, angle: Tensor) -> Params:
     """B, with D = ``angle`` |force|; u stays at 0 only where there is no force.
 
     In z = e^{-D}, which cannot overflow: cosh and sinh times 2 z are 1 + z^2 and 1 - z^2."""
-    square = _dot(force, force)
+    square = dot(force, force)
     smallest = torch.finfo(square.dtype).tiny
     norm = square.sqrt()
     over = -1 / norm.clamp_min(smallest)  # e = over * force
-    along = over * _dot(force, u)
+    along = over * dot(force, u)
     lost = -torch.expm1(-angle * norm)  # 1 - z
     z = 1 - lost
     grown = (1 + z.square() + along * lost * (1 + z)).clamp_min(smallest)
@@ -178,8 +178,3 @@ def _length(on: LangevinDynamics, like: Params, rates: Rates, num_data: float | 
 def _weights(params: Params) -> int:
     """d."""
     return sum(p[0].numel() for p in params.values())
-
-
-def _dot(a: Params, b: Params) -> Tensor:
-    """The inner product of every chain."""
-    return torch.stack([(x * b[k]).reshape(len(x), -1).sum(1) for k, x in a.items()]).sum(0)

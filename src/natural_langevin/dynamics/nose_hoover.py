@@ -35,7 +35,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from natural_langevin._internal.chains import Params, per_chain
+from natural_langevin._internal.chains import Params, dot, per_chain
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import Conditions, Integrator, LangevinDynamics
 from natural_langevin.dynamics.rates import Rates
@@ -126,10 +126,9 @@ class NoseHoover(Integrator):
     ) -> Tensor:
         """Half a step of x."""
         count = sum(p[0].numel() for p in s.values())
-        square = torch.stack([p.square().reshape(len(p), -1).sum(1) for p in s.values()]).sum(0)
         tau = on.temperature_at(rates.kind)
         hot = tau > 0
-        kinetic = square * on.weight(num_data) / (count * torch.where(hot, tau, 1.0))
+        kinetic = dot(s, s) * on.weight(num_data) / (count * torch.where(hot, tau, 1.0))
         return x + torch.where(hot, kinetic - rates.step_size, 0.0) / 2
 
     def _scale(

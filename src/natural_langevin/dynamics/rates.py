@@ -8,6 +8,7 @@ whether a periodic refresh is due.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -43,24 +44,20 @@ class Rates(NamedTuple):
         )
 
 
+@dataclass(eq=False)
 class RatesTable:
-    """The rates of steps ``start``, ``start`` + 1, ...: ``values`` has a row for each."""
+    """The rates of steps ``start``, ``start`` + 1, ...: ``values`` has a row for each.
 
-    def __init__(
-        self,
-        values: Tensor,
-        *,
-        start: int = 0,
-        tuned: int = 0,
-        refresh_steps: int = 0,
-        settles: bool = False,
-        explores: schedules.Stages | None = None,
-    ) -> None:
-        """``tuned``: in so many first steps the integrator may change its step size;
-        ``refresh_steps``: see ``Preconditioner``; ``settles``: whether the metric adapts only in a
-        burn-in that ends; ``explores``: which steps are at temperature 0."""
-        self.values, self.start, self.tuned = values, start, tuned
-        self.refresh_steps, self.settles, self.explores = refresh_steps, settles, explores
+    ``tuned``: in so many first steps the integrator may change its step size; ``refresh_steps``:
+    see ``Preconditioner``; ``settles``: whether the metric adapts only in a burn-in that ends;
+    ``explores``: which steps are at temperature 0."""
+
+    values: Tensor
+    start: int = 0
+    tuned: int = 0
+    refresh_steps: int = 0
+    settles: bool = False
+    explores: schedules.Stages | None = None
 
     @staticmethod
     def build(
@@ -96,10 +93,7 @@ class RatesTable:
             still = torch.tensor([explores(step) for step in range(start, stop)])[:, None]
             columns[2] = torch.where(still, 0.0, columns[2])
         values = torch.cat(columns, dim=1).to(dtype=dtype, device=device)
-        return RatesTable(
-            values, start=start, tuned=tuned, refresh_steps=refresh_steps, settles=settles,
-            explores=explores,
-        )  # fmt: skip
+        return RatesTable(values, start, tuned, refresh_steps, settles, explores)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -124,10 +118,7 @@ class RatesTable:
         """The table of these chains."""
         shared = self.values[:, -2:]
         values = torch.cat([self.step_size[:, ids], shared], dim=1)
-        return RatesTable(
-            values, start=self.start, tuned=self.tuned, refresh_steps=self.refresh_steps,
-            settles=self.settles, explores=self.explores,
-        )  # fmt: skip
+        return replace(self, values=values)
 
     def without_stages(self, dtype: torch.dtype | None = None) -> RatesTable:
         """The table in which no step explores, tunes or refreshes, in this precision."""

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from natural_langevin._internal.chains import Params
 from natural_langevin.data.streams import InMemory, Stream
-from natural_langevin.dynamics.base import Dynamics
 from natural_langevin.dynamics.frame import LangevinDynamics
 
 #: The last bits of weights are moved by this part: the same step is rounded otherwise.
@@ -62,22 +61,20 @@ class Proofs:
     def __init__(self) -> None:
         self._known: WeakKeyDictionary[object, set[Hashable]] = WeakKeyDictionary()
 
-    def known(self, dynamics: Dynamics, stream: Stream) -> bool:
+    def known(self, dynamics: LangevinDynamics, stream: Stream) -> bool:
         """Whether these dynamics, on inputs of this shape, need no proof."""
         owner, rules = _rules(dynamics, stream)
         return rules in self._known.get(owner, ())
 
-    def add(self, dynamics: Dynamics, stream: Stream) -> None:
+    def add(self, dynamics: LangevinDynamics, stream: Stream) -> None:
         """They have agreed."""
         owner, rules = _rules(dynamics, stream)
         self._known.setdefault(owner, set()).add(rules)
 
 
-def _rules(dynamics: Dynamics, stream: Stream) -> tuple[object, Hashable]:
+def _rules(dynamics: LangevinDynamics, stream: Stream) -> tuple[object, Hashable]:
     """Whose they are, and what a step depends on beside numbers."""
     shape = tuple(stream.x.shape[1:]) if isinstance(stream, InMemory) else None
-    if not isinstance(dynamics, LangevinDynamics):
-        return dynamics, shape
     gradients, prior = dynamics.gradients, dynamics.prior.values()
     parts = (gradients.likelihood, dynamics.preconditioner, dynamics.integrator)
     power = dynamics.power is None, dynamics.control_variates

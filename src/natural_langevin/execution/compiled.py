@@ -19,7 +19,8 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin._internal.chains import Batch
 from natural_langevin._internal.messages import first_line
-from natural_langevin.dynamics.base import Dynamics, Info, State
+from natural_langevin.dynamics.base import Info, State
+from natural_langevin.dynamics.frame import LangevinDynamics as Dynamics
 from natural_langevin.dynamics.rates import Kind
 from natural_langevin.execution.stepping import InPlaceStep, StepData, overwrite, step_in_place
 

@@ -26,7 +26,7 @@ from natural_langevin._internal.chains import Batch, Params
 from natural_langevin._internal.gpu_kernels import plain
 from natural_langevin._internal.messages import first_line
 from natural_langevin.data.streams import InMemory, Stream
-from natural_langevin.dynamics.base import Dynamics, Info, State
+from natural_langevin.dynamics.base import Info, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import Kind, RatesTable
 from natural_langevin.execution import kernels
@@ -63,7 +63,7 @@ class Executor(Protocol):
         """Steps ``start`` to ``start + count - 1``, written over ``state``; Info of the last."""
 
 
-Planner = Callable[[Dynamics, State, Stream, RatesTable, float], Executor | None]
+Planner = Callable[[LangevinDynamics, State, Stream, RatesTable, float], Executor | None]
 
 #: Asked in order when a run begins, each for an executor that computes exactly the update that
 #: ``dynamics.kernels`` names, or None.
@@ -71,7 +71,7 @@ PLANNERS: list[Planner] = [plan_native, plan_whole_steps]
 
 
 def plan_executor(
-    dynamics: Dynamics, state: State, stream: Stream, rates: RatesTable, num_data: float
+    dynamics: LangevinDynamics, state: State, stream: Stream, rates: RatesTable, num_data: float
 ) -> Executor | None:
     """The first executor that takes this run."""
     for try_plan in PLANNERS:
@@ -95,11 +95,9 @@ def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
-def replaying(dynamics: Dynamics, state: State, stream: Stream) -> Dynamics:
+def replaying(dynamics: LangevinDynamics, state: State, stream: Stream) -> LangevinDynamics:
     """The same dynamics with graphs of their own, where chains are taken in turn: one chain's
     passes are recorded and replayed for all. A graph of 100 chains takes seconds to record."""
-    if not isinstance(dynamics, LangevinDynamics):
-        return dynamics
     in_turn = dynamics.gradients.in_turn(state.params, stream.example()[0])
     return replace(dynamics, recordings={}) if in_turn else dynamics
 
@@ -109,7 +107,7 @@ class Engine:
 
     def __init__(
         self,
-        dynamics: Dynamics,
+        dynamics: LangevinDynamics,
         stream: Stream,
         rates: RatesTable,
         num_data: float,
@@ -136,9 +134,7 @@ class Engine:
         self.refused = ""
         #: What is done between steps.
         self.pauses: list[Pause] = []
-        every = dynamics.control_variates if isinstance(dynamics, LangevinDynamics) else None
-        if every:
-            assert isinstance(dynamics, LangevinDynamics)
+        if every := dynamics.control_variates:
             assert isinstance(stream, InMemory)
             self.pauses.append(Anchors(dynamics, stream, every))
 
@@ -171,7 +167,7 @@ class Engine:
     @property
     def recorded(self) -> int:
         """How many CUDA graphs are in use."""
-        if isinstance(self.dynamics, LangevinDynamics) and self.dynamics.recordings:
+        if self.dynamics.recordings:
             return sum(one.recorded for one in self.dynamics.recordings.values())
         return 0 if self._graph is None else self._graph.recorded
 
@@ -264,9 +260,7 @@ class Engine:
             elif self.step is None and device.type == "cpu":
                 self._traces = traced = TracedStep()
                 self._pure = traced.step
-        in_turn = (
-            isinstance(self.dynamics, LangevinDynamics) and self.dynamics.recordings is not None
-        )
+        in_turn = self.dynamics.recordings is not None
         if device.type == "cuda" and self.step is not None and not in_turn:
             self._graph = GraphedStep(self.step)
 
@@ -287,7 +281,6 @@ class Engine:
         # On a CPU passes are traced. So is the whole step, where kernels do not know all of it.
         if {name for task in tasks for name in task.parameters} != state.params.keys():
             return None
-        assert isinstance(self.dynamics, LangevinDynamics)
         self._traces = traced_passes(self.dynamics.gradients)
         return kernels.FusedStep(tasks, backend, traces=self._traces)
 

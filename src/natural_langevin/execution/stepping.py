@@ -16,7 +16,8 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin._internal.chains import Batch
 from natural_langevin.data.streams import InMemory, Stream
-from natural_langevin.dynamics.base import Dynamics, Info, State
+from natural_langevin.dynamics.base import Info, State
+from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import Kind, Rates, RatesTable
 
 
@@ -65,11 +66,11 @@ class StepData:
 
 
 #: A step that writes over the state: (dynamics, data, state, batch, kind) -> Info.
-InPlaceStep = Callable[[Dynamics, StepData, State, Batch | None, Kind], Info]
+InPlaceStep = Callable[[LangevinDynamics, StepData, State, Batch | None, Kind], Info]
 
 
 def pure_step(
-    dynamics: Dynamics, data: StepData, state: State, batch: Batch | None, kind: Kind
+    dynamics: LangevinDynamics, data: StepData, state: State, batch: Batch | None, kind: Kind
 ) -> tuple[State, Info]:
     """A new state; the old one stays as it is."""
     batch, rates, count, chain_axis = data.inputs(state, batch, kind)
@@ -77,7 +78,7 @@ def pure_step(
 
 
 def step_in_place(
-    dynamics: Dynamics, data: StepData, state: State, batch: Batch | None, kind: Kind
+    dynamics: LangevinDynamics, data: StepData, state: State, batch: Batch | None, kind: Kind
 ) -> Info:
     """Like ``pure_step``, but the result is written over the old state, in the same memory."""
     new, info = pure_step(dynamics, data, state, batch, kind)

@@ -23,8 +23,9 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from natural_langevin._internal.chains import Batch
-from natural_langevin.dynamics.base import Dynamics, Info, State
-from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin._internal.messages import first_line
+from natural_langevin.dynamics.base import Info, State
+from natural_langevin.dynamics.frame import LangevinDynamics as Dynamics
 from natural_langevin.dynamics.rates import Kind, Rates
 from natural_langevin.execution.stepping import StepData, pure_step, shape_of
 from natural_langevin.statistics import Gradients
@@ -89,7 +90,7 @@ class TracedStep(TracedFunction):
         self, dynamics: Dynamics, data: StepData, state: State, batch: Batch | None, kind: Kind
     ) -> tuple[State, Info]:
         """A new state; the old one stays as it is."""
-        if type(dynamics) is not LangevinDynamics or kind.first or kind.refreshes:
+        if type(dynamics) is not Dynamics or kind.first or kind.refreshes:
             return pure_step(dynamics, data, state, batch, kind)
         here, rates, count, chain_axis = data.inputs(state, batch, kind)
         key = (kind, shape_of(here))
@@ -119,7 +120,7 @@ class _Asked:
     """The stream's normals, made when they are asked for; which were of this step, and whether some
     were of ``others``."""
 
-    def __init__(self, dynamics: LangevinDynamics, step: Tensor) -> None:
+    def __init__(self, dynamics: Dynamics, step: Tensor) -> None:
         self._dynamics, self._step = dynamics, step
         self.draws: dict[int, Tensor] = {}
         self.others = False
@@ -171,8 +172,7 @@ def _traced(function: Callable[[Any], Any], inputs: Any) -> Callable[[Any], Any]
             log.info("the traced step differs from the eager step, which is used instead")
             return None
     except Exception as error:  # a network that looks at values, or operations it cannot follow
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        log.info("no traced step (%s): using the step itself", first)
+        log.info("no traced step (%s): using the step itself", first_line(error))
         return None
     log.info("traced the step in %.1f s", time.monotonic() - started)
     return replayed

@@ -84,6 +84,19 @@ class Likelihood:
         """The state after seeing a batch."""
         return state
 
+    @property
+    def learns(self) -> bool:
+        """Whether it has a state, which batches update."""
+        return bool(self.init(1, dtype=torch.float32, device=torch.device("cpu")))
+
+    def refuse_learning(self, what: str) -> None:
+        """Refuses a likelihood that is updated from batches: ``what`` compares energies of one."""
+        if self.learns:
+            raise ValueError(
+                f"{what} needs a fixed likelihood, but {self!r} is updated from every batch: "
+                "give its value, such as likelihoods.Gaussian(sigma=0.3)"
+            )
+
     def distribution(self, outputs: Tensor, state: State) -> Distribution | None:
         """p_theta(. | x_n) of every component of every target, which are independent given the
         network: ``batch_shape`` is that of the targets. None if only a loss is known."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -21,8 +20,6 @@ from natural_langevin.run.kept_draws import check_kept, check_sample_dtype
 from natural_langevin.run.loop import DivergenceError
 from natural_langevin.run.problem.validation import whole_number
 from natural_langevin.statistics import plain_copy, prepare_model
-
-log = logging.getLogger("natural_langevin")
 
 
 class Iterating(Loop, Protocol):
@@ -144,7 +141,7 @@ class Collector:
             )
         model = plain_copy(optimizer.model if model is None else model).eval()
         remove_hooks(model)
-        prepare_model(model, log)
+        prepare_model(model)
         sampled = optimizer.sampled()
         last = {n: shards.whole(p.detach().clone())[None] for n, p in sampled.items()}
         kept = {n: [shards.whole(v[n]) for v in self._kept.values()] for n in sampled}

@@ -41,7 +41,7 @@ from natural_langevin.optim.capture import (
 from natural_langevin.preconditioners import Preconditioner
 from natural_langevin.statistics import Basis, Gradients, Group, grouped, prepare_model
 from natural_langevin.statistics import samples as per_sample
-from natural_langevin.statistics.moments import Moments, chunk_numbers
+from natural_langevin.statistics.moments import Averaging, Moments, chunk_numbers
 from natural_langevin.statistics.plan import Plan, make_plan
 from natural_langevin.statistics.rules.rewritten import RewrittenLayer
 from natural_langevin.statistics.selfcheck import check_statistics
@@ -95,7 +95,7 @@ class Fisher:
         self.model, self.reduction = model, "sum" if self.targets == "model" else reduction
         copied = self._copied(model)
         refuse_dropout(model)
-        prepare_model(copied, log)
+        prepare_model(copied)
         self.network_copy, self.cotangent = NetworkCopy(copied), Cotangent()
         self.gradients = Gradients(
             self.network_copy,
@@ -162,7 +162,7 @@ class Fisher:
         if kind not in self._plans:
             refuse_dropout(self.model)
             self.network_copy.follow(self.model)
-            prepare_model(self.network_copy.model, log)
+            prepare_model(self.network_copy.model)
             self._plans[kind] = self._rehearsed(arguments)
             self._recordings, self._parted = {}, {}  # the copy's buffers are others now
         alone, plan, wanted = self._plans[kind]
@@ -330,11 +330,9 @@ class Fisher:
             known = _like(inputs, seen[:-count]), _like(deltas, seen[-count:])
             before = (None if early == 1.0 else torch.full_like(scale, early)) if late else scale
             recorded = Recorded(params, *known, rows, rows, self._loss, before)
-            return LayerStatistics(
-                self.network_copy, plan, groups, recorded,
-                sharing=self.gradients.sharing, numbers=chunk_numbers(rows.device),
-                basis=self.basis(), divisor=(scale / early).square().reciprocal() if late else 1,
-            ).every()  # fmt: skip
+            divisor = (scale / early).square().reciprocal() if late else 1
+            how = self.averaging(rows, divisor=divisor)
+            return LayerStatistics(self.network_copy, plan, groups, recorded, how).every()
 
         flat = [t for tensors in (inputs, deltas) for ts in tensors.values() for t in ts]
         with _transforming(whole, "freeze it with requires_grad_(False)"):
@@ -364,6 +362,11 @@ class Fisher:
     def groups(self, params: Params) -> list[Group]:
         """What is asked of every parameter."""
         return grouped({k: p.shape for k, p in params.items()}, self.units, self.requests)
+
+    def averaging(self, rows: Tensor, *, divisor: int | Tensor) -> Averaging:
+        """How the statistics of these rows are formed."""
+        numbers = chunk_numbers(rows.device)
+        return Averaging(len(rows), self.gradients.sharing, numbers, self.basis(), divisor)
 
     def _self_check(self, one: Pass, params: Params, rows: Tensor, replayable: bool) -> None:
         """The rules against per-sample gradients, on the first batch; what does not fit is found

@@ -37,6 +37,7 @@ from natural_langevin.optim.groups import (
 )
 from natural_langevin.optim.labels import Labels, LossCheck
 from natural_langevin.optim.reading import Scale, Scaling, all_finite, local_gradient, not_finite
+from natural_langevin.optim.sharded import ShardedFisher
 from natural_langevin.optim.update import Chain, Update
 from natural_langevin.run.loop import DivergenceError
 from natural_langevin.run.problem.validation import check_arguments, check_counts, check_parameters
@@ -210,11 +211,8 @@ class NaturalLangevin(torch.optim.Optimizer):
         self.mean_rate, self._lr = mean_rate, lr
         check_parameters(model)
         self._names = Names(model)
-        watching = Fisher
-        if shards.any_sharded(self._names.params.values()):
-            from natural_langevin.optim.sharded import ShardedFisher
-
-            watching = ShardedFisher
+        sharded = shards.any_sharded(self._names.params.values())
+        watching = ShardedFisher if sharded else Fisher
         self._fisher = watching(model, preconditioner, reduction=reduction)
         self._fisher.group, self._fisher.records = replicas, not capturable
         self._agreement = Agreement(self._defining, self._changing)
@@ -238,7 +236,7 @@ class NaturalLangevin(torch.optim.Optimizer):
             self._refuse_capture()
         self._fisher.basis = self._basis
         self._fisher.due = self._due
-        if watching is Fisher and not capturable:
+        if not sharded and not capturable:
             self._fisher.deferrable = self._deferrable
 
     def __reduce__(self) -> tuple[Any, ...]:

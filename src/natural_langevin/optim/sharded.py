@@ -21,15 +21,9 @@ from natural_langevin._internal.chains import Params
 from natural_langevin.optim import shards
 from natural_langevin.optim.capture import Arguments, Pass
 from natural_langevin.optim.fisher import Fisher
-from natural_langevin.statistics.moments import (
-    Moments,
-    chunk_numbers,
-    dense_moments,
-    layer_moments,
-    merge,
-)
+from natural_langevin.statistics.moments import Averaging, Moments, dense_moments, merge
 from natural_langevin.statistics.plan import Plan, make_plan
-from natural_langevin.statistics.statistics import Recorded, layer_gradients, ruled_layers
+from natural_langevin.statistics.statistics import LayerStatistics, Recorded, ruled_layers
 
 
 class ShardedFisher(Fisher):
@@ -81,14 +75,11 @@ class ShardedFisher(Fisher):
         inputs, deltas = self._recorded(one, plan)
         scale = scale * len(rows) ** -0.5
         recorded = Recorded(params, inputs, deltas, rows, rows, self._loss, scale)
+        groups, how = self.groups(params), self.averaging(rows, divisor=1)
+        statistics = LayerStatistics(self.network_copy, plan, groups, recorded, how)
         result: Moments = {}
-        groups, shapes = self.groups(params), {k: p.shape for k, p in params.items()}
         for layers in ruled_layers(self.network_copy, plan):
-            gradients = layer_gradients(self.network_copy, plan, recorded, layers)
-            found = layer_moments(
-                gradients, groups, shapes, samples=len(rows),
-                sharing=self.gradients.sharing, numbers=chunk_numbers(rows.device), divisor=1,
-            )  # fmt: skip
+            found = statistics.ruled(layers)
             found["second"] = self._shards(found["second"], len(rows))
             if "cross" in found:
                 found["cross"] = {b: self._shards(r, len(rows)) for b, r in found["cross"].items()}
@@ -97,7 +88,7 @@ class ShardedFisher(Fisher):
         if unused:  # layers that were never called
             names = [k for g in unused for k in g.names]
             zeros = {k: torch.zeros_like(shards.local(self._whose[k]))[None] for k in names}
-            merge(result, dense_moments(lambda part: zeros, unused, samples=1, chunk=1))
+            merge(result, dense_moments(lambda part: zeros, unused, Averaging(1), 1))
         return result
 
     def _shards(self, means: Params, samples: int) -> Params:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from natural_langevin.priors import Flat, Gaussian, Prior
@@ -97,8 +98,6 @@ def total(values: list[float], parameter: Any, groups: list[Any]) -> list[float]
 
 def largest(value: Tensor, parameter: Any) -> Tensor:
     """The maximum over all ranks that share a sharded parameter."""
-    import torch.distributed as dist
-
     value = value.clone()
     for group in groups_of(parameter):
         dist.all_reduce(value, dist.ReduceOp.MAX, group=group)
@@ -107,8 +106,6 @@ def largest(value: Tensor, parameter: Any) -> Tensor:
 
 def gathered(text: str, groups: list[Any]) -> dict[int, str]:
     """The texts of all ranks of the groups, by rank."""
-    import torch.distributed as dist
-
     found = {dist.get_rank(): text}
     for group in groups:
         parts: list[Any] = [None] * group.size()
@@ -119,8 +116,6 @@ def gathered(text: str, groups: list[Any]) -> dict[int, str]:
 
 def add_up(tensors: Iterable[Tensor], group: Any) -> None:
     """Sums over the ranks of a group, in place."""
-    import torch.distributed as dist
-
     for tensor in tensors:
         dist.all_reduce(tensor, group=group)
 

@@ -36,7 +36,7 @@ from natural_langevin.execution.kernels.layer import (
     LayerInputs,
     LayerState,
 )
-from natural_langevin.execution.kernels.step import DrawnInputs, layer_task
+from natural_langevin.execution.kernels.step import DrawnInputs, coupled_units, layer_task
 from natural_langevin.execution.stepping import overwrite
 from natural_langevin.optim import shards
 from natural_langevin.preconditioners import Metric, Preconditioner
@@ -73,19 +73,17 @@ class KernelStep:
         kind = KINDS.get(type(dynamics.preconditioner))
         if kind is None or "linear" not in kernels_of(dynamics.integrator):
             return None
-        alike = all(p.dtype == torch.float32 and p.ndim and p.numel() for p in params.values())
-        if not alike or any(not p.is_contiguous() for p in params.values()):
+        if not all(p.dtype == torch.float32 and p.ndim and p.numel() for p in params.values()):
             return None
-        pairs = _pairs(params, units if kind == "quasi-diagonal" else {})
-        backend = None if pairs is None else backend_for(next(iter(params.values())).device)
-        if pairs is None or backend is None:
+        here = {k: p[None] for k, p in params.items()}
+        every = coupled_units(here, units if kind == "quasi-diagonal" else {})
+        backend = backend_for(next(iter(params.values())).device)
+        if backend is None or {name for own in every for name in own} != params.keys():
             return None
         damping = dynamics.damping(params, num_data)
         tasks = []
-        for names in pairs:
-            task = layer_task(
-                dynamics, names[0], names, kind, dict(params), damping, given=True
-            )  # fmt: skip
+        for names in every:
+            task = layer_task(dynamics, names[0], names, kind, dict(params), damping, given=True)
             if task is None:
                 return None
             tasks.append(replace(task, weight_start=drawn[names[0]], bias_start=drawn[names[-1]]))
@@ -97,27 +95,21 @@ class KernelStep:
         return [frozenset(task.parameters) for task in self._tasks]
 
     def __call__(
-        self,
-        dynamics: LangevinDynamics,
-        state: State,
-        params: list[Tensor],
-        evaluation: Evaluation,
-        calls: Mapping[str, LayerCall],
-        rates: Rates,
-        num_data: float,
-        keep: Tensor | None,
+        self, given: _Given, state: State, params: list[Tensor], evaluation: Evaluation
     ) -> None:
-        """One step over ``params`` and ``state``, whose ``evaluation`` is by name; ``calls``, by
-        weight, stand for the statistics of their layers."""
+        """One step over ``params`` and ``state``, whose ``evaluation`` is by name; the calls that
+        are ``given``, by weight, stand for the statistics of their layers."""
+        dynamics, rates, num_data, keep = given.dynamics, given.rates, given.num_data, given.keep
+        calls: Mapping[str, LayerCall] = given.moments.get("calls", {})
         goes_on = torch.ones_like(rates.step_size) if keep is None else keep
         at = state.step if cuda_graphs.has_graphs(rates.step_size.device) else int(state.step)
         drawn = self._drawn(dynamics, rates, num_data, goes_on, at)
         inputs = LayerInputs(*drawn, rates.kind.adapts, dynamics.fresh(rates.kind))
         theta, states = self._places(params, state)
         for task, own in zip(self._tasks, states, strict=True):
-            given = task.found(evaluation, theta, dynamics.weight(num_data))
+            sums = task.found(evaluation, theta, dynamics.weight(num_data))
             call = calls.get(task.parameters[0])
-            found = given if call is None else call._replace(given=given)
+            found = sums if call is None else call._replace(given=sums)
             self._backend.update_(task, own, found, inputs)
 
     def _places(
@@ -132,20 +124,6 @@ class KernelStep:
             named = state._replace(params=theta)
             self._known = key, trees, theta, [task.state(named) for task in self._tasks]
         return self._known[2:]
-
-
-def _pairs(params: Mapping[str, Tensor], units: Units) -> list[tuple[str, ...]] | None:
-    """A weight and the bias of its units, or a parameter alone; None where units have several
-    weights."""
-    found: list[tuple[str, ...]] = []
-    inner = {w for ws in units.values() for w in ws}
-    for name, p in params.items():
-        weights = units.get(name, ())
-        if len(weights) > 1 or any(params[w].shape[:1] != p.shape for w in weights):
-            return None
-        if name not in inner:
-            found.append((*weights, name))
-    return found
 
 
 #: Kinds of steps, and sizes of batches, that are recorded at most: each has room of its own for a
@@ -408,18 +386,10 @@ class Update:
     def _by_kernels(
         self, kernels: KernelStep, params: list[Tensor], state: State, given: _Given
     ) -> None:
-        gradient = {k: g[None] for k, g in zip(self.params, given.gradient, strict=True)}
-        calls = given.moments.get("calls", {})
-        means = {field: v for field, v in given.moments.items() if field != "calls"}
-        found = self._evaluation(gradient, _by_name(means), given.size)
-        kernels(
-            given.dynamics, state._replace(step=given.step), params, found, calls, given.rates,
-            given.num_data, given.keep,
-        )  # fmt: skip
+        kernels(given, state._replace(step=given.step), params, self._evaluation(given))
 
     def _by_operations(self, local: list[Tensor], given: _Given) -> State:
-        gradient = {k: g[None] for k, g in zip(self.params, given.gradient, strict=True)}
-        found = self._evaluation(gradient, _by_name(given.moments), given.size)
+        found = self._evaluation(given)
         params = {k: p[None] for k, p in zip(self.params, local, strict=True)}
         here, keep = self._state._replace(step=given.step, params=params), given.keep
         on = given.dynamics
@@ -461,11 +431,12 @@ class Update:
         params = dict(zip(self.params, local, strict=True))
         return KernelStep.of(self._at(1.0), params, self._units, self._drawn, num_data)
 
-    def _evaluation(self, gradient: Params, statistics: Statistics, size: int) -> Evaluation:
+    def _evaluation(self, given: _Given) -> Evaluation:
+        """What the step is given, by name and with a chain axis."""
+        gradient = {k: g[None] for k, g in zip(self.params, given.gradient, strict=True)}
+        means = {field: v for field, v in given.moments.items() if field != "calls"}
         loss = torch.zeros(1, device=self.device)
-        return Evaluation(
-            loss=loss, gradient=gradient, statistics=statistics, likelihood={}, size=size
-        )
+        return Evaluation(loss, gradient, _by_name(means), likelihood={}, size=given.size)
 
     def _at(self, temperature: float) -> LangevinDynamics:
         """The dynamics at this temperature; made once."""

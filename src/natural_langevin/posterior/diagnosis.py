@@ -88,7 +88,7 @@ def diagnose(
         kinetic=_kinetic(config),
         configurational=heat,
         temperature=min([t for t in _temperatures(posterior).tolist() if t > 0], default=1.0),
-        halved=pair,
+        halved=pair or {},
         shared=bool(config.get("shared_batches")),
         adapting=bool(config.get("adapting")),
         advice=diagnostics.Advice(config),

@@ -424,7 +424,7 @@ class Posterior(Draws):
         of every file is verified: a damaged file, or one of another model, raises ``StorageError``.
         """
         model = plain_copy(model)
-        prepare_model(model, log)
+        prepare_model(model)
         samples, groups, found, config = storage.read(
             Path(folder), model, likelihood, memory_map=memory_map
         )

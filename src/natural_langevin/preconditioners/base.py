@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin import schedules
-from natural_langevin._internal.chains import Params, Units, number_or_chains
+from natural_langevin._internal.chains import Params, Units, average, number_or_chains
 from natural_langevin.priors import Prior
 from natural_langevin.statistics import Basis, Requests, Sharing, Statistics
 
@@ -72,6 +72,14 @@ def diagonal_factor(scale: Params) -> Factor:
         return {name: scale[name] * v[name] for name in v}
 
     return Factor(multiply, multiply)
+
+
+def averages(old: Mapping[str, Any], new: Mapping[str, Any], rate: Tensor) -> dict[str, Any]:
+    """``average`` of every tensor of a tree."""
+    return {
+        k: averages(j, new[k], rate) if isinstance(j, dict) else average(j, new[k], rate)
+        for k, j in old.items()
+    }
 
 
 def damped(value: Tensor, damping: float | Tensor) -> Tensor:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from natural_langevin._internal.chains import Params, Units, average
+from natural_langevin._internal.chains import Params, Units
 from natural_langevin.preconditioners.base import (
     Damping,
     Factor,
     FisherPreconditioner,
     Metric,
+    averages,
     damped,
     diagonal_factor,
 )
@@ -32,8 +33,7 @@ class DiagonalFisher(FisherPreconditioner):
     def update(
         self, metric: Metric, gradient: Params, statistics: Statistics, rate: Tensor
     ) -> Metric:
-        new = statistics.second
-        return {"second": {k: average(j, new[k], rate) for k, j in metric["second"].items()}}
+        return {"second": averages(metric["second"], statistics.second, rate)}
 
     def factor(self, metric: Metric, damping: Damping) -> Factor:
         return diagonal_factor(

@@ -29,6 +29,7 @@ from natural_langevin.preconditioners.base import (
     Factor,
     FisherPreconditioner,
     Metric,
+    averages,
     damped,
 )
 from natural_langevin.preconditioners.unit import by_group, identity, nested
@@ -120,11 +121,7 @@ class FactoredPreconditioner(FisherPreconditioner):
     def update(
         self, metric: Metric, gradient: Params, statistics: Statistics, rate: Tensor
     ) -> Metric:
-        new = metric | {
-            "second": {
-                k: average(j, statistics.second[k], rate) for k, j in metric["second"].items()
-            }
-        }
+        new = metric | {"second": averages(metric["second"], statistics.second, rate)}
         for field in ("inputs", "outputs"):
             new[field] = averaged(metric[field], getattr(statistics, field), rate)
         return new

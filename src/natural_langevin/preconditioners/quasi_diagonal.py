@@ -21,12 +21,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from natural_langevin._internal.chains import Params, Units, average, per_unit
+from natural_langevin._internal.chains import Params, Units, per_unit
 from natural_langevin.preconditioners.base import (
     Damping,
     Factor,
     FisherPreconditioner,
     Metric,
+    averages,
     damped,
 )
 from natural_langevin.statistics import Statistics
@@ -72,14 +73,8 @@ class QuasiDiagonalFisher(FisherPreconditioner):
     def update(
         self, metric: Metric, gradient: Params, statistics: Statistics, rate: Tensor
     ) -> Metric:
-        second, cross = statistics.second, statistics.cross
-        return {
-            "second": {k: average(j, second[k], rate) for k, j in metric["second"].items()},
-            "cross": {
-                bias: {k: average(j, cross[bias][k], rate) for k, j in row.items()}
-                for bias, row in metric["cross"].items()
-            },
-        }
+        new = {"second": statistics.second, "cross": statistics.cross}
+        return averages(metric, new, rate)
 
     def factor(self, metric: Metric, damping: Damping) -> Factor:
         second, cross = metric["second"], metric["cross"]

@@ -29,6 +29,7 @@ from natural_langevin.preconditioners.base import (
     Factor,
     FisherPreconditioner,
     Metric,
+    averages,
     damped,
 )
 from natural_langevin.statistics import Group, Statistics, grouped, split_rows, unit_rows
@@ -98,11 +99,8 @@ class UnitFisher(FisherPreconditioner):
         blocks: dict[str, Any] = {}
         for group, old in by_group(metric["blocks"]):
             blocks |= nested(group, average(old, statistics.blocks[group.name], rate))
-        second = statistics.second
-        return {
-            "blocks": blocks,
-            "second": {k: average(j, second[k], rate) for k, j in metric["second"].items()},
-        }
+        second = averages(metric["second"], statistics.second, rate)
+        return {"blocks": blocks, "second": second}
 
     def factor(self, metric: Metric, damping: Damping) -> Factor:
         blocks = dict(by_group(metric["blocks"]))

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from natural_langevin.recipe.settings import Budget, Settings
 from natural_langevin.run.problem import work
+from natural_langevin.run.problem.motion import Motion
 from natural_langevin.run.problem.problem import Problem
+from natural_langevin.run.time_limit import TimeLimit
 
 
 class Costs(NamedTuple):
@@ -64,6 +66,17 @@ class Costs(NamedTuple):
     def costly_pilot(self, samples: int) -> bool:
         """Whether curvature is measured on fewer rows, for what steps of so many samples cost."""
         return self.budget.spares and self.per_sample * samples > self.settings.pilot.costly_step
+
+
+class Search(NamedTuple):
+    """The setting of a pilot and of a trial of scales: the run's motion, whether its chains descend
+    first, rows of its minibatches, the cost of steps, and the time limit."""
+
+    motion: Motion
+    downhill: bool
+    batch_size: int
+    costs: Costs
+    limit: TimeLimit
 
 
 def of_problem(problem: Problem, x: Tensor, settings: Settings) -> Costs:

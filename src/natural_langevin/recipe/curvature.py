@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from natural_langevin._internal.chains import Params
+from natural_langevin._internal.chains import Params, dot
 from natural_langevin._internal.light_autograd import autograd_grad
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
@@ -40,7 +40,7 @@ def steepest(
     diagonal, beside = [], [torch.zeros_like(length)]
     for _ in range(iterations):
         w = apply(z)
-        diagonal.append(_along(w, z))
+        diagonal.append(dot(z, w))
         z, before = _minus(_minus(w, z, diagonal[-1]), before, beside[-1]), z
         z, length = _unit(z)
         beside.append(length)
@@ -100,11 +100,6 @@ def _largest(diagonal: Tensor, beside: Tensor) -> Tensor:
     fine = torch.isfinite(matrix).flatten(1).all(1)
     found = torch.linalg.eigvalsh(matrix.double().cpu().nan_to_num(0.0, 0.0, 0.0)).abs().amax(1)
     return torch.where(fine, found.to(diagonal), torch.nan)
-
-
-def _along(a: Params, b: Params) -> Tensor:
-    """Every chain's inner product, (chain,)."""
-    return torch.stack([(a[k] * v).reshape(len(v), -1).sum(1) for k, v in b.items()]).sum(0)
 
 
 def _minus(a: Params, b: Params, factor: Tensor) -> Params:

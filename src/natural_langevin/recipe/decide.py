@@ -1,9 +1,9 @@
 """``decide``: chooses everything that the user did not give, by the recipe, and returns a Plan.
 
-    decide(motion, given, asked, settings) -> Plan           follow(motion, plan) -> Motion
+    decide(motion, given, asked) -> Plan           follow(motion, plan) -> Motion
 
-``motion`` holds the problem with its data; ``given`` are the sampler's arguments, ``asked`` those
-of ``sample``, ``settings`` the constants. The search runs a pilot for the step size and, if no
+``motion`` holds the problem with its data; ``given`` are the sampler's arguments and constants,
+``asked`` the arguments of ``sample``. The search runs a pilot for the step size and, if no
 prior was given, trials of its scale on held-out rows; nothing else is run.
 """
 
@@ -58,14 +58,7 @@ class Asked:
     exchange: int | None = None
 
 
-def decide(
-    motion: Motion,
-    given: Given,
-    asked: Asked,
-    settings: Settings,
-    *,
-    limit: TimeLimit = NO_LIMIT,
-) -> Plan:
+def decide(motion: Motion, given: Given, asked: Asked, limit: TimeLimit = NO_LIMIT) -> Plan:
     """The plan of a run on the motion's problem."""
     check_given(
         steps=asked.steps, burn_in=asked.burn_in, thin=asked.thin, batch_size=asked.batch_size
@@ -74,8 +67,8 @@ def decide(
     log.info("recipe=%r chooses what was not given", given.recipe)
     if given.by_recipe:
         with processes.together("choosing what was not given"):
-            return _by_recipe(motion, given, asked, settings, limit)
-    return _by_paper(motion, given, asked, settings, limit)
+            return _by_recipe(motion, given, asked, limit)
+    return _by_paper(motion, given, asked, limit)
 
 
 def follow(motion: Motion, plan: Plan) -> Motion:
@@ -141,8 +134,8 @@ def _with(plan: Plan, asked: Asked) -> Plan:
     return replace(plan, **{k: v for k, v in said.items() if v is not None})
 
 
-def described(motion: Motion, given: Given) -> Plan:
-    """An empty plan, which names prior, metric and integrator."""
+def _named(motion: Motion, given: Given, asked: Asked) -> Plan:
+    """A plan of no length, which names prior, metric and integrator, and what no recipe chooses."""
     priors = {stable_repr(p) for p in motion.problem.prior.values()}
     return Plan(
         recipe=given.recipe,
@@ -151,14 +144,18 @@ def described(motion: Motion, given: Given) -> Plan:
         dynamics=stable_repr(motion.integrator),
         batch_size=1,
         steps=1,
+        keep=asked.keep,
+        until=asked.until,
+        seconds=asked.seconds,
+        exchange=asked.exchange,
+        calibrate=given.calibrate,
         execution=str(motion.compile),
     )
 
 
-def _by_paper(
-    motion: Motion, given: Given, asked: Asked, settings: Settings, limit: TimeLimit
-) -> Plan:
+def _by_paper(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> Plan:
     """The plan of a sampler with a given step size or dynamics."""
+    settings = given.settings
     batch_size = preparation.open_batch(motion) if asked.batch_size is None else asked.batch_size
     batch_size, steps = whole_number("batch_size", batch_size), asked.steps
     if steps is None and asked.seconds is not None and asked.until is None:
@@ -190,17 +187,12 @@ def _given_plan(motion: Motion, given: Given, asked: Asked) -> Plan:
     """A plan of ``asked.steps`` steps in which only the step size is not given."""
     batch_size = preparation.open_batch(motion) if asked.batch_size is None else asked.batch_size
     return replace(
-        described(motion, given),
+        _named(motion, given, asked),
         batch_size=whole_number("batch_size", batch_size),
         steps=whole_number("steps", asked.steps),
         burn_in=whole_number("burn_in", asked.burn_in or 0),
         thin=whole_number("thin", 1 if asked.thin is None else asked.thin),
-        keep=asked.keep,
         start=motion.start,
-        until=asked.until,
-        seconds=asked.seconds,
-        exchange=asked.exchange,
-        calibrate=given.calibrate,
         reasons={"step_size": "given", "steps": "given", "start": "given"},
     )
 
@@ -216,11 +208,10 @@ def searched(
     )
 
 
-def _by_recipe(
-    motion: Motion, given: Given, asked: Asked, settings: Settings, limit: TimeLimit
-) -> Plan:
+def _by_recipe(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> Plan:
     """Chooses batch size, start, prior's scale, step size and length, if they were not given."""
-    problem, batch_size, until = motion.problem, asked.batch_size, parse(asked.until) is not None
+    problem, batch_size, settings = motion.problem, asked.batch_size, given.settings
+    parse(asked.until)  # refused here where it is no target
     # For its checks: whatever is wrong with the data is said before anything else is done.
     preparation.engine(
         motion, steps=1, batch_size=1 if batch_size is None else batch_size, step_size=0.0
@@ -236,7 +227,7 @@ def _by_recipe(
     if begin == "model" and problem.likelihood.own_parameter is not None:
         downhill = True  # the noise, at least, has learned nothing
     motion = replace(motion, start=begin)
-    search = prior_trial.Search(motion, downhill, batch_size, costs, limit.searching())
+    search = cost.Search(motion, downhill, batch_size, costs, limit.searching())
     choice = _chosen(search, given, (x, y), num_data)
     if given.auto:
         choice = step_size.with_anchors(choice, problem, num_data, batch_size, settings)
@@ -247,9 +238,8 @@ def _by_recipe(
     if given.scale_open:
         scale = 1.0 if choice.prior_scale is None else choice.prior_scale.value
     plan = replace(
-        described(motion, given),
+        _named(motion, given, asked),
         batch_size=batch_size,
-        keep=asked.keep,
         start=begin,
         descent=settings.descent if downhill else None,
         prior_scale=scale,
@@ -257,23 +247,14 @@ def _by_recipe(
         step_size=choice.step_size if given.auto else None,
         friction=choice.friction,
         control_variates=choice.control_variates,
-        until=asked.until,
-        seconds=asked.seconds,
-        exchange=asked.exchange,
-        calibrate=given.calibrate,
         units=problem.units,
         measured=choice.measured(),
         reasons=choice.reasons() | {"start": why},
     )
     affordable = None
-    if asked.steps is None and asked.seconds is not None and not until:
-        plan, affordable = _within(
-            motion, plan, choice, asked.seconds, costs, limit, chains_open=given.chains_open
-        )
-    lengths = _length(
-        follow(motion, plan), plan, choice, asked, costs, affordable,
-        ends=limit.ends_run, until=until,
-    )  # fmt: skip
+    if asked.steps is None and asked.seconds is not None and asked.until is None:
+        plan, affordable = _within(search, plan, choice, limit, chains_open=given.chains_open)
+    lengths = _length(search, plan, choice, asked, affordable, ends=limit.ends_run)
     plan = replace(
         plan, steps=lengths.steps, burn_in=lengths.burn_in, thin=lengths.thin, end=lengths.end,
         reasons=dict(plan.reasons) | {"steps": lengths.reason},
@@ -310,7 +291,7 @@ def _batch_size(motion: Motion, rows: int, costs: cost.Costs) -> int:
 
 
 def _chosen(
-    search: prior_trial.Search,
+    search: cost.Search,
     given: Given,
     rows: tuple[Tensor, Tensor],
     num_data: float,
@@ -327,16 +308,12 @@ def _chosen(
     if given.scale_open:
         prior = recipe.prior(scale.value if scale else 1.0)
         motion = motion.on(motion.problem.with_prior(prior))
+        search = search._replace(motion=motion)
     few = motion.problem.weights <= search.costs.settings.step_size.most_weights
     if given.auto or few:  # of few weights friction and length follow from all curvatures
-        pilot = step_size.by_curvature(
-            motion, rows, num_data, search.batch_size, search.costs, downhill=search.downhill,
-            shuffled=not lent, limit=search.limit,
-        )  # fmt: skip
+        pilot = step_size.by_curvature(search, rows, num_data, shuffled=not lent)
     else:
-        pilot = [
-            step_size.of_given(motion, _largest(given), num_data, search.batch_size, search.costs)
-        ]
+        pilot = [step_size.of_given(search, _largest(given), num_data)]
     found = recipe.Choice.most_careful(pilot)
     if choice is None:
         return found
@@ -345,11 +322,11 @@ def _chosen(
 
 
 def _within(
-    motion: Motion, plan: Plan, choice: recipe.Choice, seconds: float, costs: cost.Costs,
-    limit: TimeLimit, *, chains_open: bool,
-) -> tuple[Plan, int]:  # fmt: skip
+    search: cost.Search, plan: Plan, choice: recipe.Choice, limit: TimeLimit, *, chains_open: bool
+) -> tuple[Plan, int]:
     """The number of steps that there is time for, and the plan, with more chains if more steps
     would not help."""
+    motion, costs, seconds = search.motion, search.costs, plan.seconds or 0.0
 
     def steps_of(plan: Plan) -> int:
         return pace.steps_within(
@@ -370,20 +347,14 @@ def _within(
 
 
 def _length(
-    motion: Motion,
-    plan: Plan,
-    choice: recipe.Choice,
-    asked: Asked,
-    costs: cost.Costs,
-    affordable: int | None,
-    *,
-    ends: bool,
-    until: bool,
-) -> run_length.Length:
+    search: cost.Search, plan: Plan, choice: recipe.Choice, asked: Asked, affordable: int | None,
+    *, ends: bool,
+) -> run_length.Length:  # fmt: skip
     """The length of the run. ``affordable``: steps that there is time for, if time is limited;
-    ``ends``: whether the clock ends it. ``until``: a target may end it; ``steps`` is then the most
-    it may take, and burn-in and thinning are those of a run of the usual length."""
-    problem, steps = motion.problem, asked.steps if affordable is None else affordable
+    ``ends``: whether the clock ends it. Where a target may end it, ``steps`` is the most it may
+    take, and burn-in and thinning are those of a run of the usual length."""
+    problem, costs = follow(search.motion, plan).problem, search.costs
+    steps = asked.steps if affordable is None else affordable
     if affordable is not None and ends:  # burn-in and thinning are those of the steps expected
         _, burn_in, thin = plan.usual(affordable, asked.burn_in, asked.thin)
         asked = replace(asked, burn_in=burn_in, thin=thin)
@@ -395,7 +366,7 @@ def _length(
         fewest=costs.fewest_steps(problem.rows()[2], plan.batch_size, problem.chains.count),
     )  # fmt: skip
     found = length(steps=steps)
-    if until:
+    if asked.until is not None:
         usual = found if steps is None else length(steps=None)
         if steps is None or steps > usual.steps:
             weights = 4 * problem.chains.count * problem.weights

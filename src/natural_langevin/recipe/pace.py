@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from natural_langevin.recipe.settings import Settings, Time, Trial
+from natural_langevin.recipe.cost import Search
+from natural_langevin.recipe.settings import Time, Trial
 from natural_langevin.run import preparation, time_limit
 from natural_langevin.run.problem.motion import Motion
 from natural_langevin.run.problem.step_size_checks import StepSize
@@ -51,49 +52,36 @@ def of_steps(
     return max(pace, 1e-9), engine.way
 
 
-def of_trial(
-    trial: Trial, scales: int, pace: tuple[float, str], settings: Settings, *, costly: bool
-) -> float:
+def of_trial(search: Search, trial: Trial, scales: int, pace: tuple[float, str]) -> float:
     """Seconds of a trial with its descent, by the ``pace`` of steps of one chain for every scale.
     Chains are priced one by one where arithmetic dominates."""
-    lines, (seconds, way) = trial.folds * trial.chains, pace
+    settings, lines, (seconds, way) = search.costs.settings, trial.folds * trial.chains, pace
 
     def times(chains: float) -> float:
-        return (
-            chains
-            if costly or way == "native"
-            else max(1.0, scales * chains / settings.time.at_once)
-        )
+        if search.costs.budget.spares or way == "native":
+            return chains
+        return max(1.0, scales * chains / settings.time.at_once)
 
     down = settings.descent.rounds[0] * times(lines / scales)
     return seconds * (down + trial.steps * trial.rounds * times(lines))
 
 
-def fitting(
-    trial: Trial,
-    scales: int,
-    pace: tuple[float, str],
-    settings: Settings,
-    limit: TimeLimit,
-    *,
-    costly: bool,
-) -> Trial | None:
-    """The trial, or the longest of the cheaper ones, that the call has time for."""
+def fitting(search: Search, trial: Trial, scales: int, pace: tuple[float, str]) -> Trial:
+    """The trial, or the longest of the cheaper ones that the call has time for, or the cheapest."""
+    cheapest = search.costs.settings.prior.costly
     forms = (
         trial,
         replace(trial, rounds=1),
         replace(trial, rounds=1, chains=min(2, trial.chains)),
         replace(trial, rounds=1, chains=1),
-        settings.prior.costly,
     )
-    for form in forms:
-        if limit.allows(of_trial(form, scales, pace, settings, costly=costly)):
-            return form
-    return None
+    fit = (f for f in forms if search.limit.allows(of_trial(search, f, scales, pace)))
+    return next(fit, cheapest)
 
 
-def least(scales: int, pace: tuple[float, str], settings: Settings, *, costly: bool) -> float:
+def least(search: Search, scales: int, pace: tuple[float, str]) -> float:
     """Seconds of the cheapest trial with the pilot before it."""
-    down = settings.descent.rounds[0] / (scales if costly else 1)
+    settings = search.costs.settings
+    down = settings.descent.rounds[0] / (scales if search.costs.budget.spares else 1)
     pilot = settings.pilot.fewest + down
-    return pace[0] * pilot + of_trial(settings.prior.costly, scales, pace, settings, costly=costly)
+    return pace[0] * pilot + of_trial(search, settings.prior.costly, scales, pace)

@@ -27,27 +27,16 @@ from natural_langevin.likelihoods.predictive import probabilities
 from natural_langevin.posterior import calibration
 from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.posterior import Posterior
-from natural_langevin.recipe import cost, pace, step_size
+from natural_langevin.recipe import pace, step_size
 from natural_langevin.recipe import rules as recipe
+from natural_langevin.recipe.cost import Search
 from natural_langevin.recipe.settings import PriorTrial, Sharpness, Trial
 from natural_langevin.run.loop import DivergenceError
 from natural_langevin.run.problem.motion import Motion
 from natural_langevin.run.problem.problem import Problem
 from natural_langevin.run.run import Options, run
-from natural_langevin.run.time_limit import TimeLimit
 
 log = logging.getLogger("natural_langevin")
-
-
-class Search(NamedTuple):
-    """The setting of a trial of scales: the run's motion, whether its chains descend first, the
-    cost of steps, and the time limit."""
-
-    motion: Motion
-    downhill: bool
-    batch_size: int
-    costs: cost.Costs
-    limit: TimeLimit
 
 
 def _with_scales(
@@ -193,21 +182,19 @@ def _compare(search: Search, data: tuple[Tensor, Tensor]) -> list[Compared]:
     took = None
     if limit.exists:
         took = pace.of_steps(scaled, batch_size, settings.step_size.first, settings.time)
-    if took and not limit.allows(pace.least(len(scales), took, settings, costly=budget.spares)):
+    if took and not limit.allows(pace.least(search, len(scales), took)):
         log.info("prior variance x 1: there is no time for a trial of others")
         return []
     choices = step_size.by_curvature(
-        scaled, data, inside, batch_size, costs, len(scales), downhill=search.downhill,
-        pattern=pattern, limit=limit,
-    )  # fmt: skip
+        search._replace(motion=scaled), data, inside, len(scales), pattern=pattern
+    )
     usual = rule.eager if recipe.of_calls(choices[0].way) else rule.native
     affordable = usual.affordable(work, most) or rule.eager.affordable(work, most)
     trial = rule.costly if costly or affordable is None else affordable
     if not budget.engine:
         trial = trial.on_enough(inside, rule.enough_held_out)
     if took:
-        cheaper = pace.fitting(trial, len(scales), took, settings, limit, costly=budget.spares)
-        trial = cheaper or rule.costly
+        trial = pace.fitting(search, trial, len(scales), took)
     runs: list[Compared] = []
     while len(runs) < trial.rounds:
         begin = runs[-1].end(scales) if runs else None

@@ -38,8 +38,9 @@ from torch.utils.data import DataLoader
 
 from natural_langevin import random
 from natural_langevin._internal.chains import Params, number_or_chains
+from natural_langevin._internal.messages import first_line
 from natural_langevin.data.streams import InMemory, Subsets
-from natural_langevin.dynamics.base import Dynamics, State
+from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.preconditioners.base import FisherPreconditioner
@@ -54,28 +55,25 @@ from natural_langevin.run.loop import DivergenceError
 from natural_langevin.run.problem.motion import Motion
 from natural_langevin.run.problem.problem import Problem
 from natural_langevin.run.problem.step_size_checks import largest_step
-from natural_langevin.run.time_limit import NO_LIMIT, TimeLimit, clock
+from natural_langevin.run.time_limit import clock
 
 log = logging.getLogger("natural_langevin")
 
 
 def by_curvature(
-    motion: Motion,
+    search: cost.Search,
     data: tuple[Tensor, Tensor],
     num_data: float,
-    batch_size: int,
-    costs: cost.Costs,
     chains: int | None = None,
     *,
-    downhill: bool,
     pattern: Tensor | None = None,
     shuffled: bool = True,
-    limit: TimeLimit = NO_LIMIT,
 ) -> list[Choice]:
     """The step size of each of ``chains`` chains (None: the usual ones), by a pilot on ``data`` in
-    memory, ``downhill`` at first or from where chains start. ``shuffled``: whether the run's
+    memory, downhill at first or from where chains start. ``shuffled``: whether the run's
     minibatches are parts of shuffled epochs, as the pilot's are: those of a descent, small ones.
     ``pattern``: see ``descent``."""
+    motion, downhill, batch_size, costs, limit = search
     problem, settings = motion.problem, costs.settings
     device, seed, pilot = problem.device, problem.chains.seed, settings.pilot
     ids = torch.arange(min(chains or pilot.chains, problem.chains.count), device=device)
@@ -95,7 +93,7 @@ def by_curvature(
             pattern=pattern if costs.budget.spares else None, limit=limit,
         )  # fmt: skip
     stops = costs.pilot_steps(len(ids) * batch_size)
-    lam, state, way = _pilot(motion, moves, state, stream, num_data, some, stops, settings, limit)
+    lam, state, way = _pilot(search, moves, state, stream, num_data, some, stops)
     limits = settings.step_size
     heat = _heat(moves, state, num_data, usual, limits.friction)
     choices = [
@@ -118,13 +116,13 @@ def by_curvature(
     ]
 
 
-def of_given(
-    motion: Motion, eta: float, num_data: float, batch_size: int, costs: cost.Costs
-) -> Choice:
+def of_given(search: cost.Search, eta: float, num_data: float) -> Choice:
     """The choice for a given step size, without a pilot: the friction of a network with such steps,
     whose metric comes from data only."""
+    motion, costs = search.motion, search.costs
     moves, limits = motion.frame, costs.settings.step_size
-    heat = eta * float(_heat(moves, motion.init(), num_data, batch_size, limits.friction).max())
+    per_step = _heat(moves, motion.init(), num_data, search.batch_size, limits.friction)
+    heat = eta * float(per_step.max())
     way = "native" if costs.budget.engine else "eager"
     found = Choice(eta, None, heat, "given", way, friction=limits.friction)
     fisher = isinstance(moves.preconditioner, FisherPreconditioner)
@@ -132,20 +130,19 @@ def of_given(
 
 
 def _pilot(
-    motion: Motion,
+    search: cost.Search,
     moves: LangevinDynamics,
     state: State,
     stream: InMemory,
     num_data: float,
     some: tuple[Tensor, Tensor],
     stops: tuple[int, ...],
-    settings: Settings,
-    limit: TimeLimit,
 ) -> tuple[Tensor, State, str]:
     """The steepest curvature of every chain on ``some`` rows, NaN where none was found, where the
     pilot ended, and how its steps were run."""
     lam, done = torch.full((state.chains,), math.nan, dtype=torch.float64), 0
     eta = torch.zeros_like(lam)  # the first batch is for the metric: no step is known to be safe
+    motion, limit, settings = search.motion, search.limit, search.costs.settings
     pilot, limits, pace = settings.pilot, settings.step_size, 0.0
     for stop in stops:
         if done >= pilot.fewest and not limit.allows((stop - done) * pace):
@@ -159,7 +156,7 @@ def _pilot(
         try:
             found = steepest(moves, state, some, num_data, pilot.iterations).double().cpu()
         except (RuntimeError, NotImplementedError) as error:  # an operation without derivatives
-            log.info("the curvature could not be measured: %s", str(error).split("\n")[0])
+            log.info("the curvature could not be measured: %s", first_line(error))
             break
         known = torch.isfinite(found) & (state.diverged < 0).cpu()
         if not bool(known.any()):
@@ -492,9 +489,8 @@ def _score(
     return (math.log(drawn) - total).cpu(), finite_chains(state).cpu()
 
 
-def _log_density(dynamics: Dynamics, state: State, x: Tensor, y: Tensor) -> Tensor:
+def _log_density(dynamics: LangevinDynamics, state: State, x: Tensor, y: Tensor) -> Tensor:
     """ln p(y_n | x_n) by every chain's network, of its own data (chain, n, ...): (chain, n)."""
-    assert isinstance(dynamics, LangevinDynamics)
     network, likelihood = dynamics.gradients.network, dynamics.gradients.likelihood
 
     def one(params: Params, learned: Params, x: Tensor, y: Tensor) -> Tensor:

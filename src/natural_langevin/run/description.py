@@ -12,7 +12,6 @@ from natural_langevin._internal.fingerprints import exact_settings, fingerprint,
 from natural_langevin._internal.provenance import provenance
 from natural_langevin.diagnostics.energy import energy_gradient
 from natural_langevin.dynamics.base import State
-from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.overdamped import Overdamped
 from natural_langevin.execution.engine import Engine
 from natural_langevin.posterior.draws import draw_weights, pooled_chains
@@ -194,7 +193,6 @@ def autocast_shift(engine: Engine, state: State) -> float | None:
     moves the chain's target by C d, where C/N is about the posterior's covariance: averaged over
     the P parameters, sqrt(N d^T C d / P)."""
     dynamics = engine.dynamics
-    assert isinstance(dynamics, LangevinDynamics)
     network, preconditioner = dynamics.gradients.network, dynamics.preconditioner
     if network.autocast is None or not preconditioner.requests:
         return None

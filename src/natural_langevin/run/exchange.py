@@ -38,14 +38,13 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin import random
 from natural_langevin._internal.chains import Params
-from natural_langevin._internal.processes import Processes
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.execution.engine import Engine
 from natural_langevin.execution.full_data import mean_gradient, mean_loss
 from natural_langevin.priors import Prior
-from natural_langevin.run.problem.problem import like_chains
+from natural_langevin.run.problem.problem import Problem, like_chains
 from natural_langevin.run.problem.validation import whole_number
 
 log = logging.getLogger("natural_langevin")
@@ -92,34 +91,24 @@ def log_ratio(target: Target, loss: Tensor, log_prior: Tensor, cold: Tensor, hot
 
 
 class ReplicaExchange:
-    """A pause of the engine (``execution.full_data.Pause``): the swaps of one run.
+    """A pause of the engine (``execution.full_data.Pause``): the swaps of one run of a problem.
 
-    ``temperature``, ``power`` (None: 1) and ``prior`` are those of all chains of all
-    ``processes``. ``spent``: steps of phases before, whose random numbers are not used again."""
+    ``spent``: steps of phases before, whose random numbers are not used again."""
 
     def __init__(
-        self,
-        engine: Engine,
-        processes: Processes,
-        temperature: Tensor,
-        prior: Mapping[str, Prior],
-        *,
-        power: Tensor | None = None,
-        every: Any,
-        burn_in: int,
-        seed: int,
-        spent: int = 0,
+        self, engine: Engine, problem: Problem, *, every: Any, burn_in: int, spent: int = 0
     ) -> None:
-        self.every, self._burn_in, self._seed = whole_number("exchange", every), burn_in, seed
-        self._spent = spent
+        self.every, self._burn_in = whole_number("exchange", every), burn_in
+        self._seed, self._spent = problem.chains.seed, spent
         if self.every < 1:
             raise ValueError(
                 f"exchange must be a positive number of steps between swaps, got {every!r}"
             )
-        inverse = 1 / temperature.double().cpu()
+        inverse, power = 1 / problem.temperature.double().cpu(), problem.power
         beta = torch.ones_like(inverse) if power is None else power.double().cpu()
-        self._target, self._processes = Target(beta * inverse, inverse), processes
-        self._engine, self._dynamics, self._stream = engine, *_check(engine, self._target, prior)
+        self._target, self._processes = Target(beta * inverse, inverse), problem.chains.processes
+        self._engine = engine
+        self._dynamics, self._stream = _check(engine, self._target, problem.prior)
         rungs = [
             (pair, place % 2)
             for ladder in ladders(self._target)
@@ -206,7 +195,6 @@ def _check(
 ) -> tuple[LangevinDynamics, InMemory]:
     """Refuses what cannot be exchanged, with the remedy."""
     dynamics, stream = engine.dynamics, engine.stream
-    assert isinstance(dynamics, LangevinDynamics)
     if not isinstance(stream, InMemory) or stream.rows is not None:
         raise ValueError(
             "exchange= compares energies of all data, which must be in memory and the same for all "
@@ -229,5 +217,5 @@ def _check(
             "exchange= needs one prior, and the chains differ in theirs: only temperatures and "
             "powers of the likelihood may differ along a ladder"
         )
-    dynamics.refuse_learning("exchange=")
+    dynamics.gradients.likelihood.refuse_learning("exchange=")
     return dynamics, stream

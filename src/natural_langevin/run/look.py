@@ -70,7 +70,7 @@ class Watching(Watcher):
     def look(self, state: State, info: Info, done: int, kept: int) -> None:
         if self._callback is None:
             return
-        report = self._engine.dynamics.integrator.report(state)  # type: ignore[attr-defined]
+        report = self._engine.dynamics.integrator.report(state)
         look = Look(
             step=done,
             steps=self._steps,

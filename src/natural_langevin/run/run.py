@@ -18,10 +18,9 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin import random, schedules
 from natural_langevin._internal.chains import Params
-from natural_langevin.data.streams import InMemory, Stream
+from natural_langevin.data.streams import InMemory
 from natural_langevin.distributed.process_mesh import ProcessMesh, shard_posterior
 from natural_langevin.dynamics.base import State
-from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.posterior import networks, stores
 from natural_langevin.posterior.plan import Plan
@@ -47,7 +46,6 @@ from natural_langevin.run.kept_draws import Phase, check_memory, phases
 from natural_langevin.run.look import Callback, Watching
 from natural_langevin.run.loop import RunPlan
 from natural_langevin.run.problem import notices
-from natural_langevin.run.problem.data_checks import outputs_of_few
 from natural_langevin.run.problem.motion import Motion
 from natural_langevin.run.problem.problem import Problem
 from natural_langevin.run.problem.step_size_checks import StepSize
@@ -255,7 +253,8 @@ def _ready(motion: Motion, part: _Part, phase: Phase, options: Options) -> _Read
         check_memory(specs, options.where, problem.device)
         step_size, engine, state = _prepared(motion, plan, phase, options)
     if not options.trial and part.before is None:
-        _notice(motion, plan, engine.stream, options.said)
+        fitted = plan.by_recipe and motion.start == "model"
+        notices.notice(motion, engine.stream, fitted=fitted, said=options.said)
         engine.announce = True
     config = description.described(motion, plan, phase, options.where, dtype, engine)
     before = {"phase": part.number, "draws_before": part.old}
@@ -288,25 +287,11 @@ def _shifted(callback: Callback | None, units: Units | None) -> Callback | None:
 
 def _swaps(motion: Motion, engine: Engine, every: int, phase: Phase) -> ReplicaExchange:
     """Swaps of chains before every so many steps of the engine."""
-    problem = motion.problem
     found = ReplicaExchange(
-        engine, problem.chains.processes, problem.temperature, problem.prior, power=problem.power,
-        every=every, burn_in=phase.burn_in, seed=problem.chains.seed, spent=phase.spent,
-    )  # fmt: skip
+        engine, motion.problem, every=every, burn_in=phase.burn_in, spent=phase.spent
+    )
     engine.pauses.append(found)
     return found
-
-
-def _notice(motion: Motion, plan: Plan, stream: Stream, said: set[str]) -> None:
-    """Logs likely mistakes, once each."""
-    problem = motion.problem
-    x, y = (stream.x, stream.y) if isinstance(stream, InMemory) else stream.example()
-    outputs = outputs_of_few(problem.network, motion.init().params, x)
-    fitted = plan.by_recipe and motion.start == "model"
-    notices.notice(
-        problem.network.model, problem.likelihood, problem.signature, (x, y), outputs,
-        fitted=fitted, metric=motion.preconditioner, rows=stream.num_data, said=said,
-    )  # fmt: skip
 
 
 def _posterior(
@@ -338,7 +323,6 @@ def _prepared(
     )  # fmt: skip
     if phase.spent and plan.end is not None:
         # The noise goes on too: slow directions would be pushed the same way once more.
-        assert isinstance(engine.dynamics, LangevinDynamics)
         noise, labels = engine.dynamics.noise, engine.dynamics.labels
         engine.dynamics = replace(
             engine.dynamics, noise=random.later(noise, phase.spent),

@@ -8,7 +8,6 @@ from typing import Any
 from natural_langevin._internal.processes import Processes
 from natural_langevin.diagnostics import kinetic
 from natural_langevin.dynamics.base import State
-from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.execution.engine import Engine
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.run.loop import DivergenceError
@@ -80,7 +79,6 @@ def measure(engine: Engine, state: State, count: int) -> kinetic.Replicates:
         batches = (stream.batch(start + k) for k in range(count))
     else:
         batches = (batch for batch in [stream.example()] * count)
-    assert isinstance(dynamics, LangevinDynamics)
     dynamics.prepare(state.params, stream.example()[0])
     rates = engine.rates.row(max(0, min(start, len(engine.rates)) - 1))
     rates = rates._replace(kind=rates.kind._replace(explores=False))  # there is no noise there

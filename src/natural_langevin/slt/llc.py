@@ -141,12 +141,7 @@ def check(likelihood: Likelihood, model: Any, baseline: str) -> None:
     if baseline not in ("model", "minimum"):
         raise ValueError(f'baseline must be "model" or "minimum", got {baseline!r}')
     if isinstance(model, nn.Module) and isinstance(likelihood, Likelihood):
-        first = next((p for p in model.parameters() if p.requires_grad), torch.zeros(()))
-        if likelihood.init(1, dtype=first.dtype, device=first.device):
-            raise ValueError(
-                f"a learning coefficient needs a fixed likelihood, but {likelihood!r} is updated "
-                "from the data: give its value, such as likelihoods.Gaussian(sigma=0.3)"
-            )
+        likelihood.refuse_learning("a learning coefficient")
 
 
 def by_recipe(

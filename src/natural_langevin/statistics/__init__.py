@@ -8,7 +8,7 @@ statistics that may be asked for, ``rules`` one file for every kind of layer.
 
 from natural_langevin._internal.chains import Params
 from natural_langevin.statistics.capture import Network
-from natural_langevin.statistics.data_parallel import DataParallel, Part
+from natural_langevin.statistics.data_parallel import Part
 from natural_langevin.statistics.gradients import Gradients, Recordings
 from natural_langevin.statistics.moments import Sharing, split_rows, unit_rows
 from natural_langevin.statistics.prepare import (
@@ -22,7 +22,6 @@ from natural_langevin.statistics.requests import (
     DeferredCall,
     Evaluation,
     Group,
-    Request,
     Requests,
     Statistics,
     grouped,
@@ -48,7 +47,6 @@ __all__ = [
     "RULES",
     "Basis",
     "Call",
-    "DataParallel",
     "DeferredCall",
     "Evaluation",
     "Gradients",
@@ -58,7 +56,6 @@ __all__ = [
     "Params",
     "Part",
     "Recordings",
-    "Request",
     "Requests",
     "Rule",
     "SampleGradient",

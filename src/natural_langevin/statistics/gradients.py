@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,6 +51,23 @@ def _without_axis(function: Any, axes: tuple[int | None, ...], *values: Any) -> 
     """``vmap`` of one: eagerly, the transformation costs more than the arithmetic."""
     found = function(*one_of(0, axes, values))
     return pytree.tree_map(lambda t: t[None], found)
+
+
+class _Asked(NamedTuple):
+    """What chains are evaluated at: all of them on a batch, or on the part of one that is here."""
+
+    params: Params
+    state: LikelihoodState
+    batch: tuple[Tensor, Tensor]
+    key: Tensor
+    rate: Tensor
+    basis: Basis
+    chain_axis: bool
+
+    @property
+    def data(self) -> int | None:
+        """The chain axis of the batch, for ``vmap``."""
+        return 0 if self.chain_axis else None
 
 
 class Gradients:
@@ -164,14 +181,11 @@ class Gradients:
         rate = (step + 1).to(first.dtype).rsqrt() if likelihood else step
         one = self._one_chain(params, self.requests if statistics else frozenset(), deferred)
         one.loss_dtype = loss_dtype
+        asked = _Asked(params, likelihood, batch, key, rate, basis, chain_axis)
         if self.data_parallel is None:
-            found = self._evaluate(
-                one, params, likelihood, batch, key, rate, chain_axis, basis, recordings
-            )
+            found = self._evaluate(one, asked, recordings)
         else:
-            found = self._in_parallel(
-                one, params, likelihood, batch, key, rate, chain_axis, basis, self.data_parallel
-            )
+            found = self._in_parallel(one, asked, self.data_parallel)
         if self.clip is not None:
             found.gradient = vmap(partial(clipped, limit=self.clip))(found.gradient)
         return found
@@ -193,20 +207,10 @@ class Gradients:
         )  # fmt: skip
 
     def _evaluate(
-        self,
-        one: OneChain,
-        params: Params,
-        likelihood: LikelihoodState,
-        batch: tuple[Tensor, Tensor],
-        key: Tensor,
-        rate: Tensor,
-        chain_axis: bool,
-        basis: Basis,
-        recordings: Recordings | None = None,
+        self, one: OneChain, asked: _Asked, recordings: Recordings | None = None
     ) -> Evaluation:
-        """All chains on a batch, or on the part of one that is here."""
-        data = 0 if chain_axis else None
-        axes = (0, 0, data, data, 0, None, 0)
+        params, state, batch, key, rate, basis, chain_axis = asked
+        axes = (0, 0, asked.data, asked.data, 0, None, 0)
         over_chains = vmap(one.evaluate, in_dims=axes)
         if torch.compiler.is_compiling():
             pass
@@ -221,40 +225,26 @@ class Gradients:
                 recordings.setdefault(what, cuda_graphs.RecordedFunction("a chain's passes"))
             if recordings and what in recordings and cuda_graphs.recordable(key):
                 over_chains = partial(replayed, one.evaluate, recordings[what], len(key), axes)
-        loss, gradient, found, state, calls = over_chains(
-            params, likelihood, *batch, key, rate, basis
-        )
+        loss, gradient, found, state, calls = over_chains(params, state, *batch, key, rate, basis)
         handed = {name: DeferredCall(*call) for name, call in calls.items()}
         return Evaluation(loss, gradient, Statistics(**found), state, handed)
 
-    def _in_parallel(
-        self,
-        one: OneChain,
-        params: Params,
-        state: LikelihoodState,
-        batch: tuple[Tensor, Tensor],
-        key: Tensor,
-        rate: Tensor,
-        chain_axis: bool,
-        basis: Basis,
-        group: DataParallel,
-    ) -> Evaluation:
+    def _in_parallel(self, one: OneChain, asked: _Asked, group: DataParallel) -> Evaluation:
         """The same when every process evaluates a part of the batch: what single samples say is
         added up. What the likelihood learns from all outputs is settled beforehand, like in
         ``OneChain``."""
-        x, y = batch
-        part = group.part(x.shape[1 if chain_axis else 0])
-        own = (x[:, part.rows], y[:, part.rows]) if chain_axis else (x[part.rows], y[part.rows])
+        (x, y), state, axis = asked.batch, asked.state, 1 if asked.chain_axis else 0
+        part = group.part(x.shape[axis])
+        own = (x[:, part.rows], y[:, part.rows]) if axis else (x[part.rows], y[part.rows])
         if state:
-            data = 0 if chain_axis else None
-            outputs = vmap(self.network.call, in_dims=(0, data))(params, own[0])
+            outputs = vmap(self.network.call, in_dims=(0, asked.data))(asked.params, own[0])
             everybody = group.add_up(at_its_rows(outputs, part, axis=1))
-            update = vmap(self.likelihood.update, in_dims=(0, 0, data, None))
-            state = update(state, everybody, y, rate)
-        one.part = part
+            update = vmap(self.likelihood.update, in_dims=(0, 0, asked.data, None))
+            state = update(state, everybody, y, asked.rate)
+        one.part, asked = part, asked._replace(batch=own, state=state)
         if from_layers(one.requests) and self.microbatch is None:
-            return _overlapped(one, params, state, own, key, chain_axis, basis, part, group)
-        here = self._evaluate(one, params, state, own, key, rate, chain_axis, basis)
+            return _overlapped(one, asked, part, group)
+        here = self._evaluate(one, asked)
         found = dict(vars(here.statistics))
         samples = at_its_rows(found.pop("samples"), part, axis=1)
         means = pytree.tree_map(part.share, (here.loss, here.gradient, found))
@@ -262,19 +252,9 @@ class Gradients:
         return Evaluation(loss, gradient, Statistics(samples=samples, **found), state)
 
 
-def _overlapped(
-    one: OneChain,
-    params: Params,
-    state: LikelihoodState,
-    own: tuple[Tensor, Tensor],
-    key: Tensor,
-    chain_axis: bool,
-    basis: Basis,
-    part: Part,
-    group: DataParallel,
-) -> Evaluation:
+def _overlapped(one: OneChain, asked: _Asked, part: Part, group: DataParallel) -> Evaluation:
     """The gradient is on its way while the statistics are computed."""
-    data = 0 if chain_axis else None
+    params, state, own, key, _, basis, _ = asked
 
     def backward(p: Params, s: LikelihoodState, x: Tensor, y: Tensor, k: Tensor) -> Any:
         def settle(outputs: Any) -> BatchTargets:
@@ -283,9 +263,11 @@ def _overlapped(
         loss, gradient, _, _, tape = one.backward(p, x, settle)
         return loss, gradient, tape
 
-    loss, gradient, tape = vmap(backward, in_dims=(0, 0, data, data, 0))(params, state, *own, key)
+    loss, gradient, tape = vmap(backward, in_dims=(0, 0, asked.data, asked.data, 0))(
+        params, state, *own, key
+    )
     under_way = group.start(pytree.tree_map(part.share, (loss, gradient)))
-    over_chains: Any = vmap(one.moments, in_dims=(0, 0, data, 0, 0, 0, 0))
+    over_chains: Any = vmap(one.moments, in_dims=(0, 0, asked.data, 0, 0, 0, 0))
     moments = over_chains(params, state, own[0], *tape, basis)
     found = group.add_up(pytree.tree_map(part.share, moments))
     loss, gradient = under_way()

@@ -20,7 +20,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,29 +48,37 @@ def chunk_numbers(device: torch.device) -> int:
     return max(CHUNK_NUMBERS, torch.cuda.get_device_properties(device).total_memory // (512 * 4))
 
 
+class Averaging(NamedTuple):
+    """How gradients of ``samples`` samples become means, as ``sharing`` says; temporary tensors
+    take about ``numbers`` numbers. ``basis``: of the statistics "rotated". ``divisor``: what makes
+    sums over samples means; 1, or another, where gradients are scaled accordingly, else None."""
+
+    samples: int
+    sharing: Sharing = "exact"
+    numbers: int = CHUNK_NUMBERS
+    basis: Basis = NO_BASIS
+    divisor: int | Tensor | None = None
+
+    def mean(self, total: Tensor) -> Tensor:
+        """Of a sum over all samples."""
+        divisor = self.samples if self.divisor is None else self.divisor
+        return total if isinstance(divisor, int) and divisor == 1 else total / divisor
+
+
 def layer_moments(
     gradients: dict[str, list[SampleGradient]],
     groups: Iterable[Group],
     shapes: Mapping[str, torch.Size],
-    *,
-    samples: int,
-    sharing: Sharing,
-    numbers: int = CHUNK_NUMBERS,
-    basis: Basis = NO_BASIS,
-    divisor: int | Tensor | None = None,
+    how: Averaging,
 ) -> Moments:
     """The statistics of parameters whose per-sample gradients rules have described.
 
-    A group of which none was used is left out; ``shapes`` of the others are without chain axis.
-    ``divisor``: what makes sums over samples means; 1, or another, where gradients are scaled
-    accordingly, else the number of samples."""
-    divisor = samples if divisor is None else divisor
+    A group of which none was used is left out; ``shapes`` of the others are without chain axis."""
     result: Moments = {}
     for group in groups:
         forms = {k: gradients[k] for k in group.names if k in gradients}
         if forms:
-            found = _group_moments(group, forms, shapes, samples, sharing, numbers, basis, divisor)
-            merge(result, found)
+            merge(result, _group_moments(group, forms, shapes, how))
     return result
 
 
@@ -84,34 +92,29 @@ def _group_moments(
     group: Group,
     forms: dict[str, list[SampleGradient]],
     shapes: Mapping[str, torch.Size],
-    samples: int,
-    sharing: Sharing,
-    numbers: int,
-    basis: Basis,
-    divisor: int | Tensor,
+    how: Averaging,
 ) -> Moments:
     result: Moments = {}
     rest, complete = set(group.requests), len(forms) == len(group.names)
     one_position = all(len(gs) == 1 and set(gs[0].positions()) == {1} for gs in forms.values())
     if complete and rest & {"second", "cross"}:
-        if (sharing == "expand" or one_position) and _positional(group, forms):
-            merge(result, _expanded(group, forms, divisor, numbers))
+        if (how.sharing == "expand" or one_position) and _positional(group, forms):
+            merge(result, _expanded(group, forms, how))
             rest -= {"second", "cross"}
         elif all(isinstance(g, Scatter) for gs in forms.values() for g in gs):
             lookups: Any = forms
             merged: Any = {k: [Scatter.joined(gs).merged()] for k, gs in lookups.items()}
-            merge(result, _expanded(group, merged, divisor, numbers))
+            merge(result, _expanded(group, merged, how))
             rest -= {"second", "cross"}
-        elif found := _by_kernel(group, forms, samples, divisor):
+        elif found := _by_kernel(group, forms, how):
             merge(result, found)
             rest -= {"first", "second", "cross"}
     if complete and "kronecker" in rest and _is_product(group, forms):
         maps: Any = forms[group.matrix]
-        reduced = sharing != "expand"
-        merge(result, _kronecker(group, maps, samples, numbers, divisor, reduced=reduced))
+        merge(result, _kronecker(group, maps, how))
         rest -= {"kronecker"}
         if "rotated" in rest and one_position:
-            merge(result, _rotated(group, maps[0], basis, divisor, numbers))
+            merge(result, _rotated(group, maps[0], how))
             rest -= {"rotated"}
     if not rest:
         return result
@@ -123,28 +126,24 @@ def _group_moments(
         return found | {k: one.new_zeros(len(one), *shapes[k]) for k in unused}
 
     work = sum(g.work() for gs in forms.values() for g in gs)
-    chunk = max(1, numbers // work)
     maps = [g for w in group.weights for g in forms.get(w, ())]
     plain = all(isinstance(g, Outer) and g.unfold is None for g in maps)
     if complete and "cross" in rest and plain and len(shapes[group.name]) == 1:
-        merge(result, {"cross": {group.name: _rows(group, forms, samples, divisor)}})
+        merge(result, {"cross": {group.name: _rows(group, forms, how)}})
         rest -= {"cross"}
     left = [group._replace(requests=frozenset(rest))]
-    found = dense_moments(dense, left, samples=samples, chunk=chunk, basis=basis, divisor=divisor)
-    merge(result, found)
+    merge(result, dense_moments(dense, left, how, work))
     return result
 
 
-def _rows(group: Group, forms: Any, samples: int, divisor: int | Tensor) -> Params:
+def _rows(group: Group, forms: Any, how: Averaging) -> Params:
     """Bias rows of linear maps of what is stored; of patches, which are dear, G_n gives them."""
-    every = slice(0, samples)
+    every = slice(0, how.samples)
     bias = _total(g.dense(every) for g in forms[group.name])
-    return {
-        w: _mean(_total(g.weighted(every, bias) for g in forms[w]), divisor) for w in group.weights
-    }
+    return {w: how.mean(_total(g.weighted(every, bias) for g in forms[w])) for w in group.weights}
 
 
-def _by_kernel(group: Group, forms: Any, samples: int, divisor: int | Tensor) -> Moments:
+def _by_kernel(group: Group, forms: Any, how: Averaging) -> Moments:
     """What is asked of convolutions on a GPU but for matrices; nothing where no kernel takes
     them."""
     maps = {w: forms[w] for w in group.weights or (group.name,)}
@@ -155,15 +154,12 @@ def _by_kernel(group: Group, forms: Any, samples: int, divisor: int | Tensor) ->
     result: Moments = {}
     bias, total = None, "first" in group.requests
     if group.weights:
-        bias = _total(g.dense(slice(0, samples)) for g in forms[group.name])
+        bias = _total(g.dense(slice(0, how.samples)) for g in forms[group.name])
         alone = group._replace(weights=(), requests=group.requests & {"first", "second"})
-        means = pytree.tree_map(
-            lambda s: _mean(s, divisor), _reduced(alone, {group.name: bias}, NO_BASIS)
-        )
-        merge(result, means)
+        merge(result, pytree.tree_map(how.mean, _reduced(alone, {group.name: bias}, NO_BASIS)))
     rows: Params = {}
     for w, of in sums.items():
-        found = [_mean(s, divisor) for s in of(bias if "cross" in group.requests else None, total)]
+        found = [how.mean(s) for s in of(bias if "cross" in group.requests else None, total)]
         merge(result, {"second": {w: found.pop(0)}})
         if total:
             merge(result, {"first": {w: found.pop(0)}})
@@ -175,27 +171,22 @@ def _by_kernel(group: Group, forms: Any, samples: int, divisor: int | Tensor) ->
 
 
 def dense_moments(
-    dense: Callable[[slice], Params],
-    groups: Sequence[Group],
-    *,
-    samples: int,
-    chunk: int,
-    basis: Basis = NO_BASIS,
-    divisor: int | Tensor | None = None,
+    dense: Callable[[slice], Params], groups: Sequence[Group], how: Averaging, work: int
 ) -> Moments:
-    """Every reducer from ``dense(part)``: (n, *shape), a chunk at a time."""
-    divisor = samples if divisor is None else divisor
+    """Every reducer from ``dense(part)``: (n, *shape), which takes ``work`` numbers per sample, a
+    chunk at a time."""
 
     def means(part: slice) -> Moments:
         sums: Moments = {}
         found = dense(part)
         for group in groups:
-            merge(sums, _reduced(group, found, basis))
-        return pytree.tree_map(lambda total: _mean(total, divisor), sums)
+            merge(sums, _reduced(group, found, how.basis))
+        return pytree.tree_map(how.mean, sums)
 
+    chunk = max(1, how.numbers // work)
     total: Moments = {}  # a chunk's gradients are gone before the next one's are made
-    for start in range(0, samples, chunk):
-        more = means(slice(start, min(start + chunk, samples)))
+    for start in range(0, how.samples, chunk):
+        more = means(slice(start, min(start + chunk, how.samples)))
         total = pytree.tree_map(torch.add, total, more) if total else more
     for w, factor in total.get("inputs", {}).items():
         trace = factor.diagonal(dim1=-2, dim2=-1).sum(-1)
@@ -248,10 +239,6 @@ def _sum(values: Tensor, over: Callable[[Tensor], Tensor] = lambda v: v.sum(0)) 
     return over(values.permute(order)).permute(back)
 
 
-def _mean(total: Tensor, divisor: int | Tensor) -> Tensor:
-    return total if isinstance(divisor, int) and divisor == 1 else total / divisor
-
-
 def unit_rows(group: Group, tree: Params) -> Tensor:
     """What belongs to every unit, bias first, side by side: (n, *units, 1 + I)."""
     first = tree[group.name]
@@ -289,17 +276,15 @@ def _positional(group: Group, forms: dict[str, list[SampleGradient]]) -> bool:
     )
 
 
-def _expanded(
-    group: Group, forms: dict[str, list[SampleGradient]], divisor: int | Tensor, numbers: int
-) -> Moments:
+def _expanded(group: Group, forms: dict[str, list[SampleGradient]], how: Averaging) -> Moments:
     result: Moments = {"second": {}}
     for name, calls in forms.items():
         row = "cross" in group.requests and name in group.weights
-        found = [g.expanded(numbers, row=row) for g in calls]
-        result["second"][name] = _mean(_total(squares for squares, _ in found), divisor)
+        found = [g.expanded(how.numbers, row=row) for g in calls]
+        result["second"][name] = how.mean(_total(squares for squares, _ in found))
         if row:
             rows = _total(row for _, row in found if row is not None)
-            result.setdefault("cross", {}).setdefault(group.name, {})[name] = _mean(rows, divisor)
+            result.setdefault("cross", {}).setdefault(group.name, {})[name] = how.mean(rows)
     return result
 
 
@@ -310,44 +295,34 @@ def _is_product(group: Group, forms: dict[str, list[SampleGradient]]) -> bool:
     return single and (not group.weights or _positional(group, forms))
 
 
-def _kronecker(
-    group: Group,
-    maps: list[Outer],
-    samples: int,
-    numbers: int,
-    divisor: int | Tensor,
-    *,
-    reduced: bool,
-) -> Moments:
+def _kronecker(group: Group, maps: list[Outer], how: Averaging) -> Moments:
     """A and G of a linear map, whose calls are positions like any others."""
     inputs, outputs = [], []
-    for part in maps[0].chunks(numbers):
+    for part in maps[0].chunks(how.numbers):
         calls = [g.rows(part) for g in maps]
         a, delta = (torch.cat([call[i][:, 0] for call in calls], dim=1) for i in (0, 1))
         if group.weights:
             a = torch.nn.functional.pad(a, (1, 0), value=1.0)
-        if reduced:
+        if how.sharing != "expand":
             a, delta = a.mean(1, keepdim=True), delta.sum(1, keepdim=True)
-        share = 1 / (samples * a.shape[1])
+        share = 1 / (how.samples * a.shape[1])
         a, delta = a.flatten(0, 1), delta.flatten(0, 1)
         inputs.append(a.mT @ a * share)
-        outputs.append(_mean(delta.mT @ delta, divisor))
+        outputs.append(how.mean(delta.mT @ delta))
     return {
         "inputs": {group.matrix: _total(inputs)},
         "outputs": {group.matrix: _total(outputs)},
     }
 
 
-def _rotated(
-    group: Group, one: Outer, basis: Basis, divisor: int | Tensor, numbers: int
-) -> Moments:
+def _rotated(group: Group, one: Outer, how: Averaging) -> Moments:
     """Of a linear map with one position: the squares of a product are a product of squares."""
-    (u_a, u_g), found = basis[group.matrix], []
-    for part in one.chunks(numbers):
+    (u_a, u_g), found = how.basis[group.matrix], []
+    for part in one.chunks(how.numbers):
         a, delta = (value.flatten(0, 2) for value in one.rows(part))
         if group.weights:
             a = torch.nn.functional.pad(a, (1, 0), value=1.0)
-        found.append(_mean((delta @ u_g).square().mT @ (a @ u_a).square(), divisor))
+        found.append(how.mean((delta @ u_g).square().mT @ (a @ u_a).square()))
     return {"rotated": {group.matrix: _total(found)}}
 
 

@@ -24,7 +24,7 @@ from natural_langevin.likelihoods import Likelihood
 from natural_langevin.likelihoods import State as LikelihoodState
 from natural_langevin.statistics.capture import Network
 from natural_langevin.statistics.data_parallel import Part, at_its_rows
-from natural_langevin.statistics.moments import Moments, Sharing, dense_moments
+from natural_langevin.statistics.moments import Averaging, Moments, Sharing, dense_moments
 from natural_langevin.statistics.on_the_way import OnTheWay, summed_parameters
 from natural_langevin.statistics.plan import Plan
 from natural_langevin.statistics.requests import Basis, BatchTargets, Group, Requests
@@ -164,10 +164,9 @@ class OneChain:
         plan, apart = self._plan(x), self._apart()
         recorded = Recorded(params, inputs, deltas, x, labels, partial(self._sample_loss, state))
         groups = [g for g in self.groups if g.name not in apart]
-        return LayerStatistics(
-            self.network, plan.without(self.deferred), groups, recorded,
-            sharing=self.sharing, numbers=self.numbers, basis=basis,
-        ).every()  # fmt: skip
+        how = Averaging(len(x), self.sharing, self.numbers, basis)
+        formed = plan.without(self.deferred)
+        return LayerStatistics(self.network, formed, groups, recorded, how).every()
 
     def _on_the_way(
         self, params: Params, x: Tensor, settle: Callable[[Any], BatchTargets], basis: Basis
@@ -193,12 +192,8 @@ class OneChain:
         state, y, labels = settle(known)
         loss = partial(self._sample_loss, state)
         recorded = Recorded(params, tape.inputs, way.deltas, x, labels, loss)
-        way.begin(
-            LayerStatistics(
-                self.network, formed, groups, recorded,
-                sharing=self.sharing, numbers=self.numbers, basis=basis,
-            )
-        )  # fmt: skip
+        how = Averaging(len(x), self.sharing, self.numbers, basis)
+        way.begin(LayerStatistics(self.network, formed, groups, recorded, how))
         cotangent, losses = self.likelihood.output_gradient(known, y, state)
         pairs = zip(outputs, pytree.tree_leaves(cotangent), strict=True)
         ends = {o: g if scale == 1.0 else g * scale for o, g in pairs if o.requires_grad}
@@ -286,9 +281,8 @@ class OneChain:
         if self.targets == "model":
             samples = self._per_sample(params, state, x, labels)
         asked = [g for g in self.groups if g.requests]
-        means = dense_moments(
-            lambda part: samples, asked, samples=len(x), chunk=len(x), basis=basis
-        )
+        how = Averaging(len(x), numbers=len(x), basis=basis)
+        means = dense_moments(lambda part: samples, asked, how, 1)
         return losses.mean(dtype=self.loss_dtype), gradient, means | {"samples": samples}, state
 
     def _per_sample(self, params: Params, state: LikelihoodState, x: Tensor, y: Tensor) -> Params:

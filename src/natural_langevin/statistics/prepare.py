@@ -6,8 +6,8 @@ What cannot be sampled is refused here with the reason and the remedy, before an
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
 from natural_langevin.statistics.rules import restore_layers, rewrite_layers
+
+log = logging.getLogger("natural_langevin")
 
 
 def plain_copy(model: nn.Module) -> nn.Module:
@@ -84,7 +86,7 @@ def _quantised(name: str) -> str:
     )
 
 
-def check_hooks(model: nn.Module, log: Any) -> None:
+def check_hooks(model: nn.Module) -> None:
     """Refuses backward hooks of a user's layers and mentions those of parameters: gradients are
     torch.func's, which calls none of them, and what they return is the gradient of no density."""
     layers = [n for n, m in model.named_modules() if m._backward_hooks or m._backward_pre_hooks]
@@ -105,16 +107,17 @@ def check_hooks(model: nn.Module, log: Any) -> None:
         )
 
 
-def prepare_model(model: nn.Module, log: Any) -> None:
-    """Makes a private copy's forward pass deterministic, or refuses what cannot be."""
+def prepare_model(model: nn.Module, level: int = logging.INFO) -> None:
+    """Makes a private copy's forward pass deterministic, or refuses what cannot be; ``level``: at
+    which that is logged."""
     for name, module in model.named_modules():
         _refuse_layer(f"layer {name!r} ({type(module).__name__})", module)
         if isinstance(module, _DropoutNd) and module.training and module.p > 0:
             module.eval()
-            log.info("dropout layer %r is switched off: sampling replaces it", name)
+            log.log(level, "dropout layer %r is switched off: sampling replaces it", name)
         if isinstance(module, nn.MultiheadAttention | nn.RNNBase) and module.dropout > 0:
             if module.training:
-                log.info("dropout inside layer %r is switched off: sampling replaces it", name)
+                log.log(level, "dropout in layer %r is switched off: sampling replaces it", name)
             module.dropout = 0.0
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0  # no fused fast path, which calls none of its layers

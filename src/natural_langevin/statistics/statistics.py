@@ -12,14 +12,14 @@ from natural_langevin._internal.chains import Params
 from natural_langevin.statistics import samples
 from natural_langevin.statistics.capture import Network
 from natural_langevin.statistics.moments import (
+    Averaging,
     Moments,
-    Sharing,
     dense_moments,
     layer_moments,
     merge,
 )
 from natural_langevin.statistics.plan import Axis, Plan
-from natural_langevin.statistics.requests import Basis, Group
+from natural_langevin.statistics.requests import Group
 from natural_langevin.statistics.rules import Call, SampleGradient
 from natural_langevin.statistics.tape import CallKey, Tensors, is_real
 
@@ -43,17 +43,13 @@ class Recorded(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerStatistics:
-    """What ``groups`` ask for, layer by layer; temporary tensors take about ``numbers`` numbers.
-    ``divisor``: see ``layer_moments``."""
+    """What ``groups`` ask for, layer by layer."""
 
     network: Network
     plan: Plan
     groups: Sequence[Group]
     recorded: Recorded
-    sharing: Sharing
-    numbers: int
-    basis: Basis
-    divisor: int | Tensor | None = None
+    how: Averaging
 
     def every(self) -> Moments:
         """Of all layers."""
@@ -67,10 +63,7 @@ class LayerStatistics:
         """Of some of the ``ruled_layers``."""
         shapes = {k: p.shape for k, p in self.recorded.params.items()}
         gradients = layer_gradients(self.network, self.plan, self.recorded, layers)
-        return layer_moments(
-            gradients, self.groups, shapes, samples=len(self.recorded.x), sharing=self.sharing,
-            numbers=self.numbers, basis=self.basis, divisor=self.divisor,
-        )  # fmt: skip
+        return layer_moments(gradients, self.groups, shapes, self.how)
 
     def others(self) -> Moments:
         """Of all that has no rule."""
@@ -80,11 +73,7 @@ class LayerStatistics:
 
         def add(source: tuple[samples.Dense, int], names: Collection[str]) -> None:
             own = [g for g in self.groups if g.name in names]
-            found = dense_moments(
-                source[0], own, samples=len(recorded.x), chunk=max(1, self.numbers // source[1]),
-                basis=self.basis, divisor=self.divisor,
-            )  # fmt: skip
-            merge(result, found)
+            merge(result, dense_moments(source[0], own, self.how, source[1]))
 
         for name in plan.replayed:
             own = {key: recorded.output_gradients(key) for key in plan.traces if key[0] == name}
@@ -99,10 +88,8 @@ class LayerStatistics:
         unused = [g for g in self.groups if not used & set(g.names)]
         if unused:
             nothing = {k: params[k].new_zeros(1, *params[k].shape) for g in unused for k in g.names}
-            found = dense_moments(
-                lambda part: nothing, unused, samples=1, chunk=1, basis=self.basis
-            )
-            merge(result, found)
+            alone = self.how._replace(samples=1, divisor=1)
+            merge(result, dense_moments(lambda part: nothing, unused, alone, 1))
         return result
 
 

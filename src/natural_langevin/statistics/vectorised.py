@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from natural_langevin._internal.gpu_kernels import VMAP, transformations
+from natural_langevin._internal.messages import first_line
 
 
 class _Plain:
@@ -130,7 +131,7 @@ def is_untransformable(error: RuntimeError) -> bool:
 
 def why_untransformable(error: RuntimeError) -> str:
     """In a line: what the network did that vmap cannot take, and where."""
-    text = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    text = first_line(error).rstrip(".")
     if "data-dependent" in text or "data pointer" in text:
         text = "its forward pass looks at the values of a tensor (if, .all(), .item(), numpy)"
     frames = traceback.extract_tb(error.__traceback__)

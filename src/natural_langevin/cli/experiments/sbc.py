@@ -97,7 +97,7 @@ def calibrate(
     """Ranks of the outputs at some rows of ``x`` and of every tensor's mean square.
 
     ``options`` are ``Langevin``'s: prior, preconditioner, step_size, dynamics, ..."""
-    if likelihood.init(1, dtype=torch.float64, device=torch.device("cpu")):
+    if likelihood.learns:
         raise ValueError(f"{likelihood!r} learns its noise from data: give a number instead")
     sampler = Langevin(
         model, likelihood, chains=simulations, init="prior", num_data=len(x), seed=seed, **options

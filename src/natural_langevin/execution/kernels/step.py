@@ -9,7 +9,7 @@ the result is that of ``Dynamics.step``; only the order of summation differs.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -20,14 +20,13 @@ from torch import Tensor
 from natural_langevin import random
 from natural_langevin._internal.chains import Batch
 from natural_langevin.dynamics.base import (
-    Dynamics,
     Info,
     State,
     note_diverged,
     select,
     still_running,
 )
-from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.dynamics.frame import LangevinDynamics as Dynamics
 from natural_langevin.dynamics.rates import Kind, Rates
 from natural_langevin.execution.kernels.layer import (
     KINDS,
@@ -77,7 +76,6 @@ class FusedStep:
     ) -> Info:
         if kind not in self._evaluate_of:
             self._evaluate_of[kind] = self._compile(self.evaluate_)
-        assert isinstance(dynamics, LangevinDynamics)
         self._open_books(dynamics, data, state)
         if self._books is not None:
             found = self._few_launches(self._books, dynamics, data, state, kind)
@@ -109,12 +107,7 @@ class FusedStep:
             main.wait_stream(stream)
 
     def evaluate_(
-        self,
-        dynamics: LangevinDynamics,
-        data: StepData,
-        state: State,
-        batch: Batch | None,
-        kind: Kind,
+        self, dynamics: Dynamics, data: StepData, state: State, batch: Batch | None, kind: Kind
     ) -> tuple[Info, dict[str, Any], Tensor, Tensor]:
         """Forward and backward, the rest of the state, and what the backend needs for its part."""
         batch, rates, num_data, chain_axis = data.inputs(state, batch, kind)
@@ -175,12 +168,11 @@ class FusedStep:
 
     def build(self, dynamics: Dynamics, data: StepData, state: State, kinds: set[bool]) -> None:
         """Has the backend compile what steps that adapt, or do not, will call."""
-        assert isinstance(dynamics, LangevinDynamics)
         self._open_books(dynamics, data, state)
         if self.backend.build is not None:
             self.backend.build(self.tasks, self._books, self._network, dynamics, data, state, kinds)
 
-    def _open_books(self, dynamics: LangevinDynamics, data: StepData, state: State) -> None:
+    def _open_books(self, dynamics: Dynamics, data: StepData, state: State) -> None:
         """Where kernels move every parameter, they can do the rest of a step as well."""
         books, whole = self.backend.bookkeeping, set(state.params) == self._apart
         if self._looked_up or books is None or not whole or self._compiles:
@@ -197,7 +189,7 @@ class FusedStep:
         return had
 
     def _few_launches(
-        self, books: Books, dynamics: LangevinDynamics, data: StepData, state: State, kind: Kind
+        self, books: Books, dynamics: Dynamics, data: StepData, state: State, kind: Kind
     ) -> tuple[Info, dict[str, Any], Tensor, Tensor]:
         """``evaluate_`` where there is no rest but what the likelihood learns."""
         batch, numbers, keys = books.begin(dynamics, data, state, kind)
@@ -227,7 +219,7 @@ class FusedStep:
 
 
 def step_numbers(
-    dynamics: LangevinDynamics, rates: Rates, num_data: float | Tensor, keep: Tensor
+    dynamics: Dynamics, rates: Rates, num_data: float | Tensor, keep: Tensor
 ) -> Tensor:
     """``LayerInputs.numbers``; ``keep``: which chains go on, (chain,)."""
     share, kept, _ = dynamics.integrator.kernel_update
@@ -253,7 +245,7 @@ class DrawnInputs:
 
     def __call__(
         self,
-        dynamics: LangevinDynamics,
+        dynamics: Dynamics,
         rates: Rates,
         num_data: float | Tensor,
         keep: Tensor,
@@ -293,7 +285,7 @@ def plan(
     Gaussian or flat (others where gradients are given); and when delta^T a is the gradient of its
     weight on this batch, whatever the network's structure says.
     """
-    if "linear" not in dynamics.kernels or not isinstance(dynamics, LangevinDynamics):
+    if "linear" not in dynamics.kernels:
         return []
     kind = KINDS.get(type(dynamics.preconditioner))
     if kind is None:
@@ -310,32 +302,34 @@ def plan(
     tasks = [found[name] for name in _with_true_gradient(dynamics, state, batch, list(found))]
     if given:
         taken = {name for task in tasks for name in task.parameters}
-        for own in _units(state, taken):
+        for own in coupled_units(state.params, state.metric.get("cross", {}), taken):
             task = layer_task(dynamics, own[0], own, kind, trainable, damping, given=True)
             tasks += [task] if task is not None else []
     return tasks
 
 
-def _units(state: State, taken: set[str]) -> list[tuple[str, ...]]:
-    """The parameters that are not ``taken``, by what the metric couples: alone, or a weight (chain,
-    unit, ...) and the bias (chain, unit) of its units. Units with several weights are left out."""
-    pairs = [(w, b) for b, row in state.metric.get("cross", {}).items() for w in row]
-    coupled = {name for pair in pairs for name in pair}
+def coupled_units(
+    params: Mapping[str, Tensor], cross: Mapping[str, Collection[str]], taken: Collection[str] = ()
+) -> list[tuple[str, ...]]:
+    """The parameters that are not ``taken``, by what the metric couples, ``cross`` by bias: alone,
+    or a weight (chain, unit, ...) and the bias (chain, unit) of its units. Units with several
+    weights are left out."""
+    pairs = [(w, b) for b, row in cross.items() for w in row]
+    apart = {*taken, *(name for pair in pairs for name in pair)}
     biases = [b for _, b in pairs]
     found: list[tuple[str, ...]] = [
         (w, b)
         for w, b in pairs
         if biases.count(b) == 1
-        and not taken & {w, b}
-        and state.params[w].shape[:2] == state.params[b].shape
+        and not {w, b} & set(taken)
+        and params[w].shape[:2] == params[b].shape
     ]
-    alone = (n for n, p in state.params.items() if n not in taken | coupled and p.ndim > 1)
-    units = [*found, *((n,) for n in alone)]
-    return [own for own in units if all(state.params[n].is_contiguous() for n in own)]
+    units = [*found, *((n,) for n, p in params.items() if n not in apart and p.ndim > 1)]
+    return [own for own in units if all(params[n].is_contiguous() for n in own)]
 
 
 def layer_task(
-    dynamics: LangevinDynamics,
+    dynamics: Dynamics,
     name: str,
     names: tuple[str, ...],
     kind: LayerKind,
@@ -379,7 +373,7 @@ def layer_task(
 
 
 def _with_true_gradient(
-    dynamics: LangevinDynamics, state: State, batch: Batch, names: list[str]
+    dynamics: Dynamics, state: State, batch: Batch, names: list[str]
 ) -> list[str]:
     """Those layers whose delta^T a / B is the loss's gradient, for one chain and this batch."""
     if not names:

@@ -25,11 +25,21 @@ from natural_langevin.run.problem.step_size_checks import StepSize
 from natural_langevin.statistics import Gradients
 
 
+def gradients_of(problem: Problem, metric: Preconditioner) -> Gradients:
+    """The gradients of a problem's network and likelihood, with the statistics of a metric."""
+    return Gradients(
+        problem.network, problem.likelihood,
+        requests=metric.requests, targets=metric.targets, sharing=metric.sharing,
+        microbatch=problem.microbatch, clip=problem.clip,
+        data_parallel=problem.chains.processes.data,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, eq=False)
 class Motion:
     """``step_size``: the user's own, or None where a plan has it. ``start``: "model", "fan_in",
-    "prior" or "given", the ``start_weights`` (``starts``). ``gradients``: of the problem's network
-    and likelihood, with the statistics that the metric needs."""
+    "prior" or "given", the ``start_weights`` (``starts``). ``gradients``: ``gradients_of`` problem
+    and metric."""
 
     problem: Problem
     preconditioner: Preconditioner
@@ -40,30 +50,6 @@ class Motion:
     compile: bool | str
     gradients: Gradients
     start_weights: Params | None = None
-
-    @staticmethod
-    def of(
-        problem: Problem,
-        preconditioner: Preconditioner,
-        integrator: Integrator,
-        *,
-        step_size: StepSize | None,
-        mean_rate: float | schedules.Schedule | None,
-        start: str,
-        compile: bool | str,
-        start_weights: Params | None = None,
-    ) -> Motion:
-        """The motion of this metric and integrator, which share one evaluation of gradients."""
-        gradients = Gradients(
-            problem.network, problem.likelihood,
-            requests=preconditioner.requests, targets=preconditioner.targets,
-            sharing=preconditioner.sharing, microbatch=problem.microbatch, clip=problem.clip,
-            data_parallel=problem.chains.processes.data,
-        )  # fmt: skip
-        return Motion(
-            problem, preconditioner, integrator, step_size, mean_rate, start, compile, gradients,
-            start_weights,
-        )  # fmt: skip
 
     def on(self, problem: Problem) -> Motion:
         """The same motion on another problem: with gradients of its own, where the network or the
@@ -76,11 +62,8 @@ class Motion:
             if self.problem.moves_as(problem):  # compiled steps are known by their frame
                 found.__dict__["frame"] = self.frame
             return found
-        return Motion.of(
-            problem, self.preconditioner, self.integrator, step_size=self.step_size,
-            mean_rate=self.mean_rate, start=self.start, compile=self.compile,
-            start_weights=self.start_weights,
-        )  # fmt: skip
+        gradients = gradients_of(problem, self.preconditioner)
+        return dataclasses.replace(self, problem=problem, gradients=gradients)
 
     @cached_property
     def frame(self) -> LangevinDynamics:

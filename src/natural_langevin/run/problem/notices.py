@@ -17,9 +17,11 @@ from torch.nn.modules.conv import _ConvNd
 
 from natural_langevin._internal.progress import Progress
 from natural_langevin.data.signature import Signature
+from natural_langevin.data.streams import InMemory, Stream
 from natural_langevin.likelihoods import Likelihood
-from natural_langevin.preconditioners import Preconditioner
 from natural_langevin.preconditioners.base import FisherPreconditioner
+from natural_langevin.run.problem.data_checks import outputs_of_few
+from natural_langevin.run.problem.motion import Motion
 from natural_langevin.run.problem.problem import Problem
 
 log = logging.getLogger("natural_langevin")
@@ -29,21 +31,13 @@ LARGE, SMALL = 10.0, 0.01
 ROWS = 1000
 
 
-def notice(
-    model: nn.Module,
-    likelihood: Likelihood,
-    signature: Signature,
-    data: tuple[Tensor, Tensor],
-    outputs: Any,
-    *,
-    fitted: bool,
-    metric: Preconditioner,
-    rows: float | None,
-    said: set[str],
-) -> None:
-    """Logs every notice that is not among those ``said``. ``outputs``: of some samples;
-    ``fitted``: the network has learned from such inputs and targets already, whatever their
-    size; ``rows``: of the data, where known."""
+def notice(motion: Motion, stream: Stream, *, fitted: bool, said: set[str]) -> None:
+    """Logs every notice that is not among those ``said``. ``fitted``: the network has learned from
+    such inputs and targets already, whatever their size."""
+    problem, rows = motion.problem, stream.num_data
+    data = (stream.x, stream.y) if isinstance(stream, InMemory) else stream.example()
+    outputs = outputs_of_few(problem.network, motion.init().params, data[0])
+    model, likelihood, metric = problem.network.model, problem.likelihood, motion.preconditioner
     x, y = (t[:ROWS] for t in data)
     found = [*_of_network(model), *_of_outputs(model, likelihood, outputs)]
     found += _of_shapes(likelihood, outputs, y)
@@ -53,7 +47,7 @@ def notice(
             "only one vanish at a minimum: give preconditioner=preconditioners.Euclidean()"
         )
     if not fitted:
-        found += [*_of_inputs(model, signature, x), *_of_targets(likelihood, y)]
+        found += [*_of_inputs(model, problem.signature, x), *_of_targets(likelihood, y)]
     for text in found:
         if text not in said:
             said.add(text)

@@ -147,9 +147,7 @@ class Problem:
     @property
     def may_have_anchors(self) -> bool:
         """Whether control variates go with it: data in memory, gradients that add up."""
-        first = next(iter(self.network.trainable().values()))
-        learns = self.likelihood.init(1, dtype=first.dtype, device=first.device)
-        return self.in_memory and self.clip is None and not learns
+        return self.in_memory and self.clip is None and not self.likelihood.learns
 
     @property
     def weights(self) -> int:

@@ -158,11 +158,7 @@ def _check_anchors(every: Any, clip: Any, dynamics: Integrator, likelihood: Like
             f"{name} removes most minibatch noise, and correct_heat=True would remove it a second "
             "time: use only one of them"
         )
-    if likelihood.init(1, dtype=torch.float32, device=torch.device("cpu")):
-        raise ValueError(
-            f"{name} needs a fixed likelihood, but {likelihood!r} is updated from every batch: "
-            "give its value, such as likelihoods.Gaussian(sigma=0.3)"
-        )
+    likelihood.refuse_learning(name)
 
 
 def refuse_anchors(what: str, dynamics: LangevinDynamics) -> None:

@@ -23,7 +23,7 @@ from natural_langevin.cli.experiments.table1.stages import (
 from natural_langevin.cli.experiments.table1.training import Outcome, train
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics import Descent, RatesTable
-from natural_langevin.dynamics.descent import PerceptronLoss, forward, hidden_units
+from natural_langevin.dynamics.descent import forward, hidden_units
 from natural_langevin.execution.engine import Engine, choose_mode
 
 
@@ -156,8 +156,9 @@ def _train(
     rates = RatesTable.build(schedule, stop=steps, chains=count, device=device)
     origin = random.origin(seed, random.NOISE, chain) if kind == "dropout" else None
     template = {k: p.detach().to(device) for k, p in bench.network().named_parameters()}
-    descent = Descent(PerceptronLoss(rate.to(device), origin))
-    state = descent.init(models.fan_in_init(template, chain=chain, seed=seed))
+    start = models.fan_in_init(template, chain=chain, seed=seed)
+    descent = Descent.of(start, rate.to(device), origin)
+    state = descent.init(start)
     engine = Engine(descent, stream, rates, len(stream.x), mode=choose_mode(bench.compile))
     outcome = train(
         engine, state, steps=steps, burn_in=steps, thin=1, stop_if_diverged=stop_if_diverged,

@@ -17,8 +17,8 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin._internal import threads
 from natural_langevin.data.streams import InMemory, Stream
-from natural_langevin.dynamics.base import Dynamics, Info, State
-from natural_langevin.dynamics.descent import PerceptronLoss
+from natural_langevin.dynamics.base import Info, State
+from natural_langevin.dynamics.descent import Descent
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.kernels.native import settings
@@ -59,17 +59,11 @@ class NativeMLP:
         stream: Stream,
         rates: RatesTable,
         num_data: float,
-        *,
-        reference: Dynamics | None = None,
-        dropout: PerceptronLoss | None = None,
     ) -> None:
-        """``reference``: whose steps these are, where ``dynamics`` only describe them; ``dropout``:
-        rates and masks of dropped units."""
         first = next(iter(state.params.values()))
         if first.device.type != "cpu" or first.dtype not in DTYPES:
             raise UnsupportedError(f"{first.dtype} on {first.device.type}")
         self.dynamics, self.stream, self.rates = dynamics, stream, rates
-        self.reference = reference or dynamics
         self.num_data, self.dtype = num_data, first.dtype
         self._check_settings()
         x = stream.example()[0]
@@ -87,9 +81,9 @@ class NativeMLP:
         self._step_seconds, self._batch = 0.0, 0
         self._describe_layers(x[0].numel())
         self._describe_run()
-        if dropout is not None and dropout.origin is not None:
-            self._run.dropout = self._per_chain(dropout.rate)
-            self._run.mask_origin = self._keep(dropout.origin)
+        if isinstance(dynamics, Descent) and dynamics.origin is not None:
+            self._run.dropout = self._per_chain(dynamics.rate)
+            self._run.mask_origin = self._keep(dynamics.origin)
         if isinstance(stream, InMemory):
             self._take_stream(stream)
         else:

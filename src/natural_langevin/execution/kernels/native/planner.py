@@ -15,23 +15,16 @@ import logging
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from natural_langevin._internal.chains import Params
 from natural_langevin.data.streams import InMemory, Stream
-from natural_langevin.dynamics.base import CHAINWISE, Dynamics, State
-from natural_langevin.dynamics.descent import Descent, PerceptronLoss, layers
+from natural_langevin.dynamics.base import CHAINWISE, State
 from natural_langevin.dynamics.frame import LangevinDynamics
-from natural_langevin.dynamics.overdamped import Overdamped
 from natural_langevin.dynamics.rates import RatesTable
-from natural_langevin.dynamics.underdamped import Underdamped
 from natural_langevin.execution.agreement import Proofs
 from natural_langevin.execution.kernels.native.engine import NativeMLP
 from natural_langevin.execution.kernels.native.settings import UnsupportedError
-from natural_langevin.likelihoods import Categorical
-from natural_langevin.preconditioners import Euclidean
-from natural_langevin.priors import Flat
 from natural_langevin.statistics import Gradients, Network
 
 log = logging.getLogger("natural_langevin")
@@ -40,13 +33,13 @@ PROOFS = Proofs()
 
 
 def plan_native(
-    dynamics: Dynamics, state: State, stream: Stream, rates: RatesTable, num_data: float
+    dynamics: LangevinDynamics, state: State, stream: Stream, rates: RatesTable, num_data: float
 ) -> NativeMLP | None:
     """The native engine for this run, or None: then the general way is as right, and slower."""
     if "mlp" not in dynamics.kernels:
         return None
     try:
-        native = _native(dynamics, state, stream, rates, num_data)
+        native = NativeMLP(dynamics, state, stream, rates, num_data)
         known = PROOFS.known(dynamics, stream)
         if known or agrees(native, state) or agrees_in_double(native, state):
             PROOFS.add(dynamics, stream)
@@ -59,46 +52,16 @@ def plan_native(
 
 
 def why_not_native(
-    dynamics: Dynamics, state: State, stream: Stream, rates: RatesTable, num_data: float
+    dynamics: LangevinDynamics, state: State, stream: Stream, rates: RatesTable, num_data: float
 ) -> str:
     """Why the native engine does not take a run that ``plan_native`` has refused."""
     if "mlp" not in dynamics.kernels:
         return "it does not support this dynamics, metric or prior"
     try:
-        _native(dynamics, state, stream, rates, num_data)
+        NativeMLP(dynamics, state, stream, rates, num_data)
     except UnsupportedError as reason:
         return str(reason)
     return "it disagrees with the reference"
-
-
-def _native(
-    dynamics: Dynamics, state: State, stream: Stream, rates: RatesTable, num_data: float
-) -> NativeMLP:
-    if isinstance(dynamics, LangevinDynamics):
-        return NativeMLP(dynamics, state, stream, rates, num_data)
-    if isinstance(dynamics, Descent) and isinstance(dynamics.loss, PerceptronLoss):
-        same = without_noise(dynamics, state.params)
-        return NativeMLP(
-            same, state, stream, rates, num_data, reference=dynamics, dropout=dynamics.loss
-        )
-    raise UnsupportedError(f"the dynamics {dynamics!r}")
-
-
-def without_noise(descent: Descent, params: Params) -> LangevinDynamics:
-    """Langevin dynamics that are gradient descent on a perceptron's loss: T = 0, a flat prior, no
-    metric; with momentum, a friction of one minus it."""
-    names = layers(params)
-    model = nn.Sequential()
-    for name in names:
-        _, outputs, inputs = params[f"{name}.weight"].shape
-        model.add_module(name, nn.Linear(inputs, outputs, device="meta"))
-        model.add_module(f"{name}+", nn.ReLU() if name != names[-1] else nn.Identity())
-    none = torch.zeros(len(params[f"{names[0]}.bias"]), dtype=torch.int64)
-    return LangevinDynamics(
-        Underdamped(1 - descent.momentum) if descent.momentum else Overdamped(),
-        Gradients(Network(model), Categorical()), Euclidean(), dict.fromkeys(params, Flat()),
-        temperature=none.double(), noise=none, labels=none, keep_mean=False,
-    )  # fmt: skip
 
 
 class _OneBatch:
@@ -128,10 +91,10 @@ def agrees(native: NativeMLP, state: State) -> bool:
 
 def _agrees(native: NativeMLP, state: State) -> bool:
     step, stream = int(state.step), native.stream
-    native.reference.prepare(state.params, stream.example()[0])
+    native.dynamics.prepare(state.params, stream.example()[0])
     batch = _batch(stream, step, len(state.diverged))
     count = torch.tensor(native.num_data, dtype=native.dtype)
-    expected, info = native.reference.step(
+    expected, info = native.dynamics.step(
         state, batch, native.rates.row(step), count, chain_axis=stream.chain_axis
     )
     after = pytree.tree_map(torch.clone, state)
@@ -147,7 +110,7 @@ def _agrees(native: NativeMLP, state: State) -> bool:
 
 def agrees_in_double(native: NativeMLP, state: State) -> bool:
     """The same in float64, from the same state on the same batch."""
-    if native.dtype == torch.float64 or native.reference is not native.dynamics:
+    if native.dtype == torch.float64 or type(native.dynamics) is not LangevinDynamics:
         return False
     old = native.dynamics
     model = copy.deepcopy(old.gradients.network.model).double()

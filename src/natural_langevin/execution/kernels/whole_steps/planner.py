@@ -17,8 +17,9 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin._internal import gpu_build
 from natural_langevin._internal.gpu_kernels import plain
+from natural_langevin._internal.messages import first_line
 from natural_langevin.data.streams import InMemory, Stream
-from natural_langevin.dynamics.base import CHAINWISE, Dynamics, State
+from natural_langevin.dynamics.base import CHAINWISE, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.execution.agreement import Proofs, disagreement, same_losses
@@ -40,13 +41,13 @@ PROOFS = Proofs()
 
 
 def plan_whole_steps(
-    dynamics: Dynamics, state: State, stream: Stream, rates: RatesTable, num_data: float
+    dynamics: LangevinDynamics, state: State, stream: Stream, rates: RatesTable, num_data: float
 ) -> Any:
     """The executor for this run, or None: then the general way is as right, and slower."""
     device = state.step.device
     if device.type not in DEVICES or "mlp" not in dynamics.kernels:
         return None
-    if not isinstance(dynamics, LangevinDynamics) or not isinstance(stream, InMemory):
+    if type(dynamics) is not LangevinDynamics or not isinstance(stream, InMemory):
         return None
     if len(rates) * (SAVED_BY_STEP + SAVED_BY_CHAIN * state.chains) < LEAST_GAIN:
         log.debug("not by whole steps: building the kernel would take longer than it saves")
@@ -65,7 +66,7 @@ def plan_whole_steps(
         log.debug("not by whole steps: %s", unknown)
         return None
     except Exception as error:  # no Triton, a driver it cannot work with, or too little memory
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
     log.warning(
         "no whole steps in Triton (%s): using kernels for single layers and plain operations",
         reason,

@@ -136,7 +136,9 @@ def llc(
     return replace(found, losses=_losses(sampler, posterior, data)) if keep_losses else found
 
 
-def check(likelihood: Likelihood, model: Any, baseline: str) -> None:
+def check(
+    likelihood: Likelihood, model: Any, baseline: str, *, what: str = "a learning coefficient"
+) -> None:
     """Refuses likelihoods and options for which the loss at w* is not defined."""
     if baseline not in ("model", "minimum"):
         raise ValueError(f'baseline must be "model" or "minimum", got {baseline!r}')
@@ -144,7 +146,7 @@ def check(likelihood: Likelihood, model: Any, baseline: str) -> None:
         first = next((p for p in model.parameters() if p.requires_grad), torch.zeros(()))
         if likelihood.init(1, dtype=first.dtype, device=first.device):
             raise ValueError(
-                f"a learning coefficient needs a fixed likelihood, but {likelihood!r} is updated "
+                f"{what} needs a fixed likelihood, but {likelihood!r} is updated "
                 "from the data: give its value, such as likelihoods.Gaussian(sigma=0.3)"
             )
 

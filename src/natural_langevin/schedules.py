@@ -193,7 +193,9 @@ class inverse_sqrt:
 
     def table(self, start: int, stop: int) -> Tensor:
         """The same for steps ``start`` to ``stop - 1``, to the last bit: float64, (step, 1)."""
-        roots = np.sqrt(np.arange(start + 1, stop + 1, dtype=np.float64))  # torch's may err by a bit
+        roots = np.sqrt(
+            np.arange(start + 1, stop + 1, dtype=np.float64)
+        )  # torch's may err by a bit
         return torch.from_numpy(1.0 / roots)[:, None]
 
 

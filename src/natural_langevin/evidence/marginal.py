@@ -458,8 +458,7 @@ class Comparison:
 
 
 def compare(evidences: Mapping[str, Evidence] | Sequence[Evidence]) -> Comparison:
-    """A table of models, the best first. All must be of the same targets; each may see inputs of its
-    own.
+    """A table of models, the best first. All must be of the same targets, of whatever inputs.
 
     ``evidences``: a dictionary by name, or a list, whose indices are then the names."""
     named = (

@@ -32,8 +32,8 @@ ID = re.compile(
     r"(?i)(^|[\W_])(id|idx|index|uuid|guid|key|n[or]\.?|number|rownames?|unnamed.*)$|[a-z](Id|ID)$"
 )
 SPACES = " \u00a0\u202f'"
-#: Whole numbers with separated thousands, then a decimal part; by which sign is decimal. None begins
-#: with a zero: 0,126 and 0.126 have decimals.
+#: Whole numbers with separated thousands, then a decimal part; by which sign is decimal. None
+#: begins with a zero: 0,126 and 0.126 have decimals.
 GROUPED = {
     ".": re.compile(rf"[+-]?[1-9]\d{{0,2}}(?:[{SPACES},]\d{{3}})+(?:\.\d*)?"),
     ",": re.compile(rf"[+-]?[1-9]\d{{0,2}}(?:[{SPACES}.]\d{{3}})+(?:,\d*)?"),

@@ -55,7 +55,13 @@ from natural_langevin.run.problem.work import check_step_memory
 from natural_langevin.run.run import Options, run
 from natural_langevin.run.time_limit import TimeLimit
 from natural_langevin.run.until import parse as parse_until
-from natural_langevin.statistics import Network, check_hooks, plain_copy, prepare_model
+from natural_langevin.statistics import (
+    Network,
+    check_hooks,
+    plain_copy,
+    prepare_model,
+    refuse_model,
+)
 
 log = logging.getLogger("natural_langevin")
 
@@ -143,6 +149,8 @@ class Langevin:
         """
         if chains is None and isinstance(init, list | tuple):
             chains = len(init)
+        if isinstance(model, nn.Module):
+            refuse_model(model)  # whose weights cannot even be counted
         given = open_settings.fill(
             model, prior=prior, preconditioner=preconditioner, dynamics=dynamics,
             step_size=step_size, init=init, recipe=recipe, calibrate=calibrate,

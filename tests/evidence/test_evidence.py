@@ -169,3 +169,27 @@ def test_powers_that_are_no_ladder(powers: list[float]) -> None:
             nn.Linear(1, 1), likelihoods.Gaussian(sigma=1.0), regression(20, 1),
             prior=priors.Gaussian(1.0), powers=torch.tensor(powers),
         )  # fmt: skip
+
+
+def test_models_of_the_same_targets_and_other_inputs_are_compared() -> None:
+    x, y = regression(30, 2)
+
+    def one(inputs: int, y: Tensor = y) -> Any:
+        return evidence.log_marginal_likelihood(
+            nn.Linear(inputs, y.shape[1]), likelihoods.Gaussian(sigma=1.0), (x[:, :inputs], y),
+            prior=priors.Gaussian(1.0), powers=torch.tensor([0.5, 1.0]), steps=20, draws=4,
+        )  # fmt: skip
+
+    assert len(evidence.compare([one(1), one(2)]).names) == 2
+    with pytest.raises(ValueError, match="same targets"):
+        evidence.compare([one(2), one(2, y + 1)])
+
+
+def test_what_has_no_evidence_is_refused_in_its_own_words() -> None:
+    data = regression(20, 1)
+    for likelihood, prior, said in (
+        (likelihoods.Gaussian(sigma="rmse"), priors.Gaussian(1.0), "a marginal likelihood needs"),
+        (likelihoods.Gaussian(sigma=1.0), priors.Flat(), "a marginal likelihood needs a proper"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            evidence.log_marginal_likelihood(nn.Linear(1, 1), likelihood, data, prior=prior)

@@ -167,8 +167,9 @@ def test_a_part_that_goes_on_keeps_its_draws(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("steps", [(20, 48, 90), (50, 100, 100)])
+@pytest.mark.parametrize("sigma", ["rmse", 0.1])  # the native engine takes the second
 def test_a_finished_run_goes_on_beyond_its_end(
-    tmp_path: Path, steps: tuple[int, ...], stored: bool
+    tmp_path: Path, steps: tuple[int, ...], stored: bool, sigma: str | float
 ) -> None:
     """With the bits of one that was as long from the start; again and again."""
     options: dict[str, Any] = {"batch_size": 20, "burn_in": 8, "thin": 4, "progress": False}
@@ -177,7 +178,7 @@ def test_a_finished_run_goes_on_beyond_its_end(
     network = models.mlp(2, 1, (4,))
 
     def one() -> Langevin:
-        return Langevin(network, likelihoods.Gaussian("rmse"), step_size=1e-3, chains=2)
+        return Langevin(network, likelihoods.Gaussian(sigma), step_size=1e-3, chains=2)
 
     for count in steps:
         found = one().sample(data(), count, **folders, **options)

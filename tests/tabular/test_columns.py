@@ -112,6 +112,7 @@ def test_a_missing_column_is_refused_by_name():
         (["1,250 EUR", "-950 EUR"], [1250, -950], "EUR left out (1,250 EUR is 1250)"),
         (["-$5", "$7"], [-5, 7], "$ left out (-$5 is -5)"),
         (["1,234", "2,000"], [1234, 2000], "commas are read as thousands (1,234 is 1234)"),
+        (["1,234", "-0,126"], [1.234, -0.126], "commas are read as decimals (1,234 is 1.234)"),
     ],
 )
 def test_numbers_as_people_write_them(cells, values, notice):

@@ -37,6 +37,7 @@ from torch.utils.data import DataLoader
 from natural_langevin import priors
 from natural_langevin._internal.chains import Params
 from natural_langevin._internal.extras import new_figure
+from natural_langevin._internal.fingerprints import fingerprint
 from natural_langevin._internal.messages import shown, text_shown
 from natural_langevin.diagnostics import ranks
 from natural_langevin.langevin import Langevin
@@ -75,6 +76,7 @@ class Evidence:
     swaps: list[float] = field(repr=False)
     unsettled: int
     posterior: Posterior = field(repr=False)
+    targets: str | None = field(default=None, repr=False)  # a fingerprint of y
 
     @property
     def warnings(self) -> list[str]:
@@ -152,7 +154,7 @@ def log_marginal_likelihood(
         exchange: steps between swaps.
         options: those of ``Langevin``.
     """
-    check(likelihood, model, "model")
+    check(likelihood, model, "model", what="a marginal likelihood")
     if isinstance(data, DataLoader):
         raise TypeError(
             "a marginal likelihood needs all data in memory, got a DataLoader: give (x, y)"
@@ -212,6 +214,7 @@ def log_marginal_likelihood(
         swaps=list(posterior.config["exchange"]["rates"]),
         unsettled=settled.count(False),
         posterior=posterior,
+        targets=fingerprint({"y": sampler.problem.on(data).rows()[1]}),
     )
 
 
@@ -455,7 +458,7 @@ class Comparison:
 
 
 def compare(evidences: Mapping[str, Evidence] | Sequence[Evidence]) -> Comparison:
-    """A table of models, the best first. All must be of the same data.
+    """A table of models, the best first. All must be of the same targets, of whatever inputs.
 
     ``evidences``: a dictionary by name, or a list, whose indices are then the names."""
     named = (
@@ -470,11 +473,11 @@ def compare(evidences: Mapping[str, Evidence] | Sequence[Evidence]) -> Compariso
         raise TypeError(
             f"compare takes results of log_marginal_likelihood, got {type(other).__name__}"
         )
-    data = {e.posterior.config["data"] for e in named.values()}
+    data = {e.targets or e.posterior.config["data"] for e in named.values()}
     if len(data) > 1:
         raise ValueError(
             f"these evidences are of {len(data)} different data sets: marginal likelihoods compare "
-            "models of the same data"
+            "models of the same targets"
         )
     order = sorted(named, key=lambda name: -named[name].value)
     return Comparison(tuple(order), tuple(named[name] for name in order))

@@ -13,7 +13,7 @@ column. Networks returned to users do not have it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -95,6 +95,11 @@ def check_positive(name: str, value: Any, word: str, *, remedy: str = "") -> Non
         good = value == word
     elif isinstance(value, PositivePrior):
         good = not any(isinstance(v, Tensor) and v.ndim for v in value.chain_values().values())
+    elif isinstance(value, Tensor | Sequence) and len(torch.as_tensor(value).reshape(-1)) > 1:
+        raise ValueError(
+            f"{name} must be one number, got {value!r}: give every component of a target a size of "
+            "its own in likelihoods.Scaled(likelihood, scale)"
+        )
     else:
         good = not isinstance(value, Prior) and math.isfinite(value) and value > 0
     if not good:

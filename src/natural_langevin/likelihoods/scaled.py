@@ -41,9 +41,10 @@ class Scaled(Likelihood):
                 "Scaled takes a Gaussian or a StudentT likelihood, whose noise is of one size, got "
                 f"{own!r}"
             )
-        if not self.scale or not all(math.isfinite(s) and s > 0 for s in self.scale):
+        scale = tuple(float(s) for s in self.scale)  # of a tensor or an array as well
+        if not scale or not all(math.isfinite(s) and s > 0 for s in scale):
             raise ValueError(f"scale must hold positive numbers, got {self.scale!r}")
-        object.__setattr__(self, "scale", tuple(float(s) for s in self.scale))
+        object.__setattr__(self, "scale", scale)
 
     @staticmethod
     def takes(likelihood: Likelihood) -> bool:

@@ -22,7 +22,8 @@ class Flat(Prior):
 
     def sample(self, key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         raise ValueError(
-            'a Flat prior is improper and cannot be sampled: use init="model" or init="fan_in"'
+            'a Flat prior is improper and cannot be sampled: use init="model" or init="fan_in"; '
+            "a marginal likelihood needs a proper prior, such as priors.Gaussian(variance=1.0)"
         )
 
     @property

@@ -207,7 +207,9 @@ def _phase(
         running = bool((mesh.all_rows(state.diverged) < 0).all())
         old, longer = [*part.old, *ready.sink.files], resumes
         if saved is not None and longer not in (None, plan):
-            engine.prepare(state)
+            # The way of its steps is proven on one of them: the last, where it has ended.
+            last = engine.rates.start + len(engine.rates) - 1
+            engine.prepare(state._replace(step=state.step.clamp_max(last)))
             check_same_way(saved.way, engine.arithmetic)
         elif (end := plan.open_end) is not None and not interrupted and running:
             why, times = until.too_short(so_far(state), engine.stream, end.rule)

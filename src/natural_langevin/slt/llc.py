@@ -136,12 +136,14 @@ def llc(
     return replace(found, losses=_losses(sampler, posterior, data)) if keep_losses else found
 
 
-def check(likelihood: Likelihood, model: Any, baseline: str) -> None:
+def check(
+    likelihood: Likelihood, model: Any, baseline: str, *, what: str = "a learning coefficient"
+) -> None:
     """Refuses likelihoods and options for which the loss at w* is not defined."""
     if baseline not in ("model", "minimum"):
         raise ValueError(f'baseline must be "model" or "minimum", got {baseline!r}')
     if isinstance(model, nn.Module) and isinstance(likelihood, Likelihood):
-        likelihood.refuse_learning("a learning coefficient")
+        likelihood.refuse_learning(what)
 
 
 def by_recipe(

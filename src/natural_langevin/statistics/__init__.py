@@ -15,6 +15,7 @@ from natural_langevin.statistics.prepare import (
     check_hooks,
     plain_copy,
     prepare_model,
+    refuse_model,
     with_parameters,
 )
 from natural_langevin.statistics.requests import (
@@ -70,6 +71,7 @@ __all__ = [
     "plain_copy",
     "positions",
     "prepare_model",
+    "refuse_model",
     "register_rule",
     "restore_layers",
     "row_units",

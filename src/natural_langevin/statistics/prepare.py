@@ -24,14 +24,31 @@ log = logging.getLogger("natural_langevin")
 def plain_copy(model: nn.Module) -> nn.Module:
     """A private copy, without the wrappers of ``torch.compile``: the step is compiled as a whole.
 
-    Parameters keep the names they have in the model that was compiled."""
+    Parameters keep the names they have in the model that was compiled. What a forward pass has left
+    in attributes is copied without the graph that it belongs to, which cannot be."""
     refuse_model(model)
-    model = copy.deepcopy(_original(model))
+    _refuse_computed_weights(model)
+    left = [v for module in model.modules() for v in vars(module).values()]
+    computed = {id(v): v.detach().clone() for v in left if isinstance(v, Tensor) and not v.is_leaf}
+    model = copy.deepcopy(_original(model), computed)
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if _original(child) is not child:
                 setattr(parent, name, _original(child))
     return model
+
+
+def _refuse_computed_weights(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        for weight, value in vars(module).items():
+            sources = {f"{weight}_orig", f"{weight}_g"}  # of pruning and norms of the older kind
+            if isinstance(value, Tensor) and not sources.isdisjoint(module._parameters):
+                raise ValueError(
+                    f"{weight!r} of layer {name!r} ({type(module).__name__}) is computed by a hook "
+                    "before every call, which cannot be vectorised over chains: after pruning call "
+                    "torch.nn.utils.prune.remove, and take weight_norm and spectral_norm from "
+                    "torch.nn.utils.parametrizations"
+                )
 
 
 def _original(module: nn.Module) -> nn.Module:

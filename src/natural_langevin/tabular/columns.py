@@ -32,10 +32,11 @@ ID = re.compile(
     r"(?i)(^|[\W_])(id|idx|index|uuid|guid|key|n[or]\.?|number|rownames?|unnamed.*)$|[a-z](Id|ID)$"
 )
 SPACES = " \u00a0\u202f'"
-#: Whole numbers with separated thousands, then a decimal part; by which sign is decimal.
+#: Whole numbers with separated thousands, then a decimal part; by which sign is decimal. None
+#: begins with a zero: 0,126 and 0.126 have decimals.
 GROUPED = {
-    ".": re.compile(rf"[+-]?\d{{1,3}}(?:[{SPACES},]\d{{3}})+(?:\.\d*)?"),
-    ",": re.compile(rf"[+-]?\d{{1,3}}(?:[{SPACES}.]\d{{3}})+(?:,\d*)?"),
+    ".": re.compile(rf"[+-]?[1-9]\d{{0,2}}(?:[{SPACES},]\d{{3}})+(?:\.\d*)?"),
+    ",": re.compile(rf"[+-]?[1-9]\d{{0,2}}(?:[{SPACES}.]\d{{3}})+(?:,\d*)?"),
 }
 PLAIN = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 CURRENCY = (
@@ -242,6 +243,8 @@ def decimal_comma(levels: Iterable[str]) -> bool | None:
 
     >>> decimal_comma(["1,5"]), decimal_comma(["1,500.2"]), decimal_comma(["1,500"])
     (True, False, None)
+    >>> decimal_comma(["1,500", "0,126"])
+    True
     """
     for level in levels:
         text = AFFIX.sub("", level)

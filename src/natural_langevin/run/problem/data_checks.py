@@ -61,6 +61,7 @@ def check_data(gradients: Gradients, state: State, x: Tensor, y: Tensor, targets
     likelihood, kind = gradients.likelihood, (tuple(x.shape[1:]), x.dtype)
     outputs = outputs_of_few(gradients.network, state.params, x)
     if kind not in gradients.checked:
+        _check_axis_of_rows(outputs, outputs_of_few(gradients.network, state.params, x[:1]))
         check_network(gradients.network, state.params, x, outputs)
     likelihood.check(outputs, targets)
     few = y[:FEW]
@@ -79,6 +80,15 @@ def check_data(gradients: Gradients, state: State, x: Tensor, y: Tensor, targets
         check_statistics(gradients, state.params, state.likelihood, x, y)
         gradients.checked.add(kind)
     gradients.prepare(state.params, x)
+
+
+def _check_axis_of_rows(outputs: Any, one: Any) -> None:
+    """Refuses outputs that lose their first axis where there is one row, or few: squeeze()."""
+    if isinstance(one, Tensor) and (one.ndim == 0 or one.ndim < getattr(outputs, "ndim", 0)):
+        raise ValueError(
+            f"the network's outputs for one row are of shape {tuple(one.shape)}, without an axis "
+            "of rows: choose the axis that is removed, squeeze(-1) in place of squeeze()"
+        )
 
 
 def batch_check(gradients: Gradients, params: Params) -> Callable[[Tensor, Tensor], None]:

@@ -96,7 +96,7 @@ def _fits(problem: Problem, x: Tensor, y: Tensor) -> bool:
     own = {k: p.detach() for k, p in problem.template.named_parameters()}
     try:
         problem.likelihood.check(_outputs(problem, own, x[:1].to(problem.device)), y)
-    except (RuntimeError, TypeError, ValueError):
+    except (IndexError, RuntimeError, TypeError, ValueError):
         return False
     return len(x) == len(y)
 

@@ -288,6 +288,17 @@ class Langevin:
         )  # fmt: skip
         yield self.motion.on(dataclasses.replace(problem, network=network))
 
+    def share_network(self, other: Langevin) -> None:
+        """Takes over the network of a sampler of the same model and likelihood: what was checked of
+        it, and which engines have proved right on it, need not be found out again."""
+        mine = self.problem
+        problem = dataclasses.replace(
+            other.problem, prior=mine.prior, temperature=mine.temperature, chains=mine.chains,
+            power=mine.power, num_data=mine.num_data,
+        )  # fmt: skip
+        gradients = other.motion.gradients
+        self.motion = dataclasses.replace(self.motion, problem=problem, gradients=gradients)
+
     def __repr__(self) -> str:
         weights = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         return (

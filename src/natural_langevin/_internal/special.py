@@ -37,7 +37,7 @@ def _continued_fraction(p: Tensor, q: Tensor, z: Tensor) -> Tensor:
     """1 + d_1 / (1 + d_2 / (1 + ...)), d_2m and d_2m+1 as functions of m."""
 
     def kept_from_zero(t: Tensor) -> Tensor:
-        return torch.where(t.abs() < 1e-300, torch.full_like(t, 1e-300), t)
+        return t.masked_fill(t.abs() < 1e-300, 1e-300)
 
     c, d, f = torch.ones_like(z), torch.zeros_like(z), torch.ones_like(z)
     for j in range(1, _TERMS):

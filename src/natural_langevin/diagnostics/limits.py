@@ -66,9 +66,10 @@ def too_high(
     found = torch.as_tensor(rhat[high]).double()
     halves = (torch.as_tensor(ess[high]).double() / chains).nan_to_num(nan=draws)
     halves = halves.clamp_max(draws) / 2
-    level = _LEVEL / numbers
-    apart = _probability(found, chains, torch.full_like(found, draws // 2)) < level
-    apart &= (found > ALWAYS) | (_probability(found, chains, halves) < level)
+    both = torch.cat([torch.full_like(found, draws // 2), halves])
+    rare = _probability(found.repeat(2), chains, both) < _LEVEL / numbers
+    of_all, of_effective = rare.chunk(2)
+    apart = of_all & ((found > ALWAYS) | of_effective)
     high[high] = apart.numpy()
     return high
 

@@ -151,9 +151,9 @@ class Diagnosis:
         effective draws in all, or as many as so few draws can show; of one chain, by these
         alone. And how many times the draws that takes, infinity where they disagree."""
         every, count = self.followed, sum(len(m.ess) for m in self.followed.values())
-        apart = [m for m in every.values() if self._disagree(m, count)]
-        if apart:
-            return f"R-hat is up to {said(max(m.rhat.max() for m in apart))}", math.inf  # type: ignore[union-attr]
+        if apart := self._apart():
+            most = max(m.rhat.max() for m in apart.values())  # type: ignore[union-attr]
+            return f"R-hat is up to {said(most)}", math.inf
         if self.noise is not None and self.noise.differs:
             return f"the chains have learned different noise levels, {self.noise}", math.inf
         least = min(float(m.ess.min()) for m in every.values())
@@ -165,7 +165,7 @@ class Diagnosis:
     def _mixing_verdicts(self) -> list[str]:
         found = []
         every, count = self.followed, sum(len(m.ess) for m in self.followed.values())
-        apart = {k: m for k, m in every.items() if self._disagree(m, count)}
+        apart = self._apart()
         if self.rhat is None:
             found.append("One chain cannot show whether it has converged: run at least two.")
         elif apart:
@@ -198,11 +198,17 @@ class Diagnosis:
             found.append(str(self.funnel))
         return found
 
-    def _disagree(self, found: Mixing, count: int) -> bool:
-        """Whether a number's R-hat is above what chains that agree would show."""
-        if found.rhat is None:
-            return False
-        return bool(too_high(found.rhat, found.ess, self.chains, self.draws, count).any())
+    def _apart(self) -> dict[str, Mixing]:
+        """What was followed that has an R-hat above what chains that agree would show."""
+        every = {k: m for k, m in self.followed.items() if m.rhat is not None}
+        if not every:
+            return {}
+        rhat = np.concatenate([m.rhat for m in every.values()])
+        ess = np.concatenate([m.ess for m in every.values()])
+        high = too_high(rhat, ess, self.chains, self.draws, len(ess))
+        ends = np.cumsum([len(m.ess) for m in every.values()])
+        parts = zip(every.items(), np.split(high, ends[:-1]), strict=True)
+        return {k: m for (k, m), part in parts if part.any()}
 
     def _place(self, name: str, number: int) -> str:
         """Where a number that was followed is: its input and output, or its component."""

@@ -88,8 +88,8 @@ class LossTrace:
 
     def add(self, state: State, info: Info) -> None:
         """Notes the losses of a step."""
-        loss = info.loss.detach().double().cpu()  # waits for the device
-        self.values[self.count] = torch.cat([state.step.double().cpu().reshape(1), loss])
+        row = self.values[self.count]
+        row[0], row[1:] = state.step, info.loss.detach()  # waits for the device
         self.count += 1
 
     @property

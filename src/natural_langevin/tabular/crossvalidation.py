@@ -114,6 +114,8 @@ class TableFit:
     checkpoint: str | os.PathLike[str] | None = None
     clock: Clock = field(default_factory=Clock)
     past: list[Past] = field(default_factory=list)
+    #: The first sampler of every view, whose network the others have too.
+    samplers: dict[View, Langevin] = field(default_factory=dict)
 
     @property
     def first_scale(self) -> float | None:
@@ -247,13 +249,16 @@ class TableFit:
     ) -> Langevin:
         """Of chains that learn from so many rows, repeated ones among them."""
         total = len(self.x) if self.counts is None else int(self.counts.sum())
-        return view.sampler(
+        found = view.sampler(
             chains=chains,
             seed=self.settings.seed + seed,
             num_data=max(1, round((self.num_data or total) * rows / total)),
             device=self.device,
             prior_scale=prior_scale,
         )
+        if (first := self.samplers.setdefault(view, found)) is not found:
+            found.share_network(first)
+        return found
 
     def _folder(self, name: str) -> Path | None:
         if self.checkpoint is None:

@@ -139,9 +139,10 @@ static void carve_scratch(Arena *arena, Scratch *s, const Run *run, const Layer 
         units = most(units, chunk);
     }
     s->pack = CARVE(arena, real, DEPTH * ROWS);
-    s->v = CARVE(arena, real, widest + 1);
-    s->d = CARVE(arena, real, widest + 1);
-    s->n = CARVE(arena, real, widest + 1);
+    const int64_t moved = most(widest + 1, TOGETHER_WEIGHTS);
+    s->v = CARVE(arena, real, moved);
+    s->d = CARVE(arena, real, moved);
+    s->n = CARVE(arena, real, moved);
     if (run->metric == UNIT) {
         s->block = CARVE(arena, real, (widest + 1) * (widest + 1));
         s->gram = CARVE(arena, real, widest * widest);
@@ -364,12 +365,19 @@ static Tensor tensor_of(const Team *t, int64_t k, int tensor) {
     };
 }
 
+// Where the sums of a layer's units lie: one after the other, but for those that are written in blocks.
+static Sums sums_at(const Team *t, int64_t k, int need, const Scratch *s) {
+    const Layer *l = t->layers + k;
+    const int blocks = t->passes[k].blocks && row_by_row(l, need);
+    return (Sums){s->sums[0], s->sums[1], s->sums[2], blocks ? padded(l->in) : l->in};
+}
+
 // The sums over the batch of `units` units of a layer, from `unit` on.
 static void sums_of(const Team *t, int64_t k, int64_t unit, int64_t units, int need, Scratch *s) {
     const Layer *l = t->layers + k;
     const Pass *p = t->passes + k;
     const int64_t at = unit * t->stride, batch = t->run->batch;
-    const Sums sums = {s->sums[0], s->sums[1], s->sums[2], padded(l->in)};
+    const Sums sums = sums_at(t, k, need, s);
     if (l->kind == CONVOLUTION) {
         const real *const d = p->d + at * l->positions, *const f = offset(p->f, at * l->positions);
         const real *const total = need ? p->dd + at : p->d;
@@ -418,8 +426,9 @@ static void update_units(Team *t, int64_t k, int64_t from, int64_t to, const Rat
     const int moments = needs_moments(t->run) && r->gamma > 0;
     const int unitwise = t->run->metric == UNIT && l->kind != APPEND;
     const int need = !moments || unitwise ? GRADIENT : cross ? SECOND_AND_CROSS : SECOND;
-    const int64_t chunk = chunk_of(l->in), width = padded(l->in);
-    const Sums sums = {s->sums[0], s->sums[1], s->sums[2], width};
+    const Sums sums = sums_at(t, k, need, s);
+    const int64_t chunk = chunk_of(l->in), width = sums.width;
+    const int64_t together = unitwise || width != l->in ? 1 : moved_together(l->in);
     for (int64_t unit = from; unit < to; unit += chunk) {
         const int64_t units = least(chunk, to - unit), at = unit * t->stride;
         const float *z = s->noise, *z_bias = s->bias_noise;
@@ -433,23 +442,25 @@ static void update_units(Team *t, int64_t k, int64_t from, int64_t to, const Rat
                 z_bias = normals(s->bias_noise, (uint32_t)(l->start[BIAS] + unit), units, key);
         }
         if (l->trainable[WEIGHT]) sums_of(t, k, unit, units, need, s);
-        for (int64_t u = 0; u < units; ++u) {
-            real gradient = 0, second = 0;
-            if (l->trainable[BIAS]) bias_sums(t, k, unit + u, &gradient, moments ? &second : 0);
+        for (int64_t u = 0, some; u < units; u += some) {
+            some = least(together, units - u);
+            real gradient[TOGETHER_UNITS] = {0}, second[TOGETHER_UNITS] = {0};
+            for (int64_t j = 0; j < some && l->trainable[BIAS]; ++j)
+                bias_sums(t, k, unit + u + j, gradient + j, moments ? second + j : 0);
             const Sums own = {sums.gradient + u * width, sums.second + u * width,
                               sums.cross + u * width, width};
-            const Sums of_bias = {&gradient, &second, 0, 1};
+            const Sums of_bias = {gradient, second, 0, 1};
             if (unitwise) {
                 const int64_t size = l->in + l->trainable[BIAS];
                 const UnitInputs inputs = {p->a, p->dd + at + u * t->stride, l->in, t->stride,
                                            t->vectors};
                 update_block(r, unit + u, &inputs, &weight, l->trainable[BIAS] ? &bias : 0,
                              l->blocks + (t->chain * l->out + unit + u) * size * size,
-                             own.gradient, &gradient, z + u * l->in, z_bias + u, s->v, s->d, s->n,
+                             own.gradient, gradient, z + u * l->in, z_bias + u, s->v, s->d, s->n,
                              s->block, s->gram, s->scaled);
                 continue;
             }
-            update_unit(r, unit + u, l->in, l->trainable[WEIGHT] ? &weight : 0,
+            update_some(r, unit + u, some, l->in, l->trainable[WEIGHT] ? &weight : 0,
                         l->trainable[BIAS] ? &bias : 0, cross, &own, &of_bias, z + u * l->in,
                         z_bias + u, s->v, s->d, s->n);
         }

@@ -121,13 +121,13 @@ static void linear_unit(const LinearUpdate *l, int64_t chain, int64_t first, int
                        formed ? r->sums[2] + own : offset((real *)l->products, row * l->in), l->in};
     const Tensor weight = linear_tensor(l, WEIGHT, chain, l->out * l->in);
     if (!l->theta[BIAS]) {
-        update_unit(&rates, unit, l->in, &weight, 0, 0, &sums, 0, z, 0, r->v, r->d, r->n);
+        update_some(&rates, unit, 1, l->in, &weight, 0, 0, &sums, 0, z, 0, r->v, r->d, r->n);
         return;
     }
     const Tensor bias = linear_tensor(l, BIAS, chain, l->out);
     real *const square = formed ? r->bias[1] + u : offset((real *)l->bias_square, row);
     const Sums of_bias = {l->gradient ? (real *)l->bias_gradient + row : r->bias[0] + u, square, 0, 1};
-    update_unit(&rates, unit, l->in, &weight, &bias, offset(l->cross, chain * l->out * l->in), &sums,
+    update_some(&rates, unit, 1, l->in, &weight, &bias, offset(l->cross, chain * l->out * l->in), &sums,
                 &of_bias, z, z_bias, r->v, r->d, r->n);
 }
 

@@ -62,11 +62,13 @@ static const float *normals(float *out, uint32_t first, int64_t count, Key key) 
 // comes r-th. `pairs` has room for 2 count. Radix sort by the words' first bits, since words are
 // uniform; the few that agree in these are put right as neighbours.
 static void permutation(uint64_t *pairs, int64_t count, Key key, int32_t *order) {
-    const int bits = count < 4096 ? 8 : 11;
+    int bits = 5;
+    while (bits < 11 && count > (int64_t)1 << bits) ++bits;
+    const int passes = count > (int64_t)1 << bits ? 2 : 1;
     uint64_t *from = pairs, *to = pairs + count;
     for (int64_t i = 0; i < count; ++i)  // the reference sorts signed words
         from[i] = (uint64_t)(random_bits((uint32_t)i, key) ^ 0x80000000u) << 32 | (uint32_t)i;
-    for (int shift = 32 - 2 * bits; shift < 32; shift += bits) {
+    for (int shift = 32 - passes * bits; shift < 32; shift += bits) {
         int64_t place[1 << 11];
         const uint64_t mask = ((uint64_t)1 << bits) - 1;
         memset(place, 0, sizeof(int64_t) << bits);

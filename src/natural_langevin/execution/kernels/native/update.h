@@ -93,14 +93,27 @@ INLINE void diagonal_move(int rmsprop, int use, const Rates *r, real damping,
     }
 }
 
-// The weights of a unit with bias; adds to d_bias and n_bias what they give the bias. In three
-// stages, as normals are made: one chain of operations over all of it waits for itself.
-INLINE void quasi_move(int use, const Rates *r, real damping, real corner, real v_bias,
-                       const real *restrict batch_second, const real *restrict batch_cross,
-                       real *restrict second, real *restrict cross, const real *restrict v,
-                       const float *restrict z, real *restrict d, real *restrict n,
-                       real *d_bias, real *n_bias, int64_t count) {
+// Weights of units that are moved together, at most, and units: what lies in the first-level cache.
+#define TOGETHER_WEIGHTS 512
+#define TOGETHER_UNITS 64
+
+// Units of so many inputs that are moved together: loops over few inputs are hardly ever vectors.
+INLINE int64_t moved_together(int64_t in) { return most(1, least(TOGETHER_UNITS, TOGETHER_WEIGHTS / in)); }
+
+// The weights of units with bias, of `in` each; adds to d_bias and n_bias what they give the bias. In
+// three stages, as normals are made: one chain of operations over all of it waits for itself.
+// `several`: whether there is more than one unit, which have corners and v_bias of their own.
+INLINE void quasi_move(int use, int several, const Rates *r, real damping, const real *corner,
+                       const real *v_bias, const real *restrict batch_second,
+                       const real *restrict batch_cross, real *restrict second,
+                       real *restrict cross, const real *restrict v, const float *restrict z,
+                       real *restrict d, real *restrict n, real *d_bias, real *n_bias,
+                       int64_t units, int64_t in) {
     const real gamma = r->gamma, share = r->moments, eta = r->eta, noise = r->noise;
+    const int64_t count = several ? units * in : in;
+    real corners[TOGETHER_WEIGHTS], above[TOGETHER_WEIGHTS];  // of several: each weight's own
+    for (int64_t u = 0; u < units && several; ++u)
+        for (int64_t i = u * in; i < (u + 1) * in; ++i) corners[i] = corner[u], above[i] = v_bias[u];
     real row_sum = 0, row_noise = 0;
     for (int64_t i = 0; i < count; ++i) {
         real j = second[i], c = cross[i];
@@ -110,24 +123,33 @@ INLINE void quasi_move(int use, const Rates *r, real damping, real corner, real 
             second[i] = j_now, cross[i] = c_now;
             if (use == NEW) j = j_now, c = c_now;
         }
-        const real scaled = corner * c;
+        const real first = several ? corners[i] : *corner, scaled = first * c;
         const real schur = j - scaled * scaled;
         d[i] = (schur < 0 ? 0 : schur) + damping;
-        n[i] = -corner * scaled;
+        n[i] = -first * scaled;
     }
     for (int64_t i = 0; i < count; ++i) d[i] = rsqrt_(d[i]);
 #pragma omp simd reduction(+ : row_sum, row_noise)
     for (int64_t i = 0; i < count; ++i) {
         const real diagonal = d[i], row = n[i] * diagonal;
         const real fresh = noise * (real)z[i];
-        const real change = fresh - eta * (row * v_bias + diagonal * v[i]);
+        const real change = fresh - eta * (row * (several ? above[i] : *v_bias) + diagonal * v[i]);
         d[i] = diagonal * change;
         n[i] = diagonal * fresh;
-        row_sum += row * change;
-        row_noise += row * fresh;
+        if (several) {
+            corners[i] = row * change, above[i] = row * fresh;
+        } else {
+            row_sum += row * change;
+            row_noise += row * fresh;
+        }
     }
-    *d_bias += row_sum;
-    *n_bias += row_noise;
+    if (!several) *d_bias += row_sum, *n_bias += row_noise;
+    for (int64_t u = 0; u < units && several; ++u) {
+        row_sum = row_noise = 0;
+#pragma omp simd reduction(+ : row_sum, row_noise)
+        for (int64_t i = u * in; i < (u + 1) * in; ++i) row_sum += corners[i], row_noise += above[i];
+        d_bias[u] += row_sum, n_bias[u] += row_noise;
+    }
 }
 
 static void move_diagonal(const Rates *r, real damping, const Sums *s, real *j, const real *v,
@@ -167,21 +189,17 @@ static void move_diagonal(const Rates *r, real damping, const Sums *s, real *j, 
     }
 }
 
-static void move_quasi(const Rates *r, real damping, real corner, real v_bias, const Sums *s,
-                       real *second, real *cross, const real *v, const float *z, real *d, real *n,
-                       real *d_bias, real *n_bias, int64_t count) {
-    switch (r->use) {
-    case STANDING:
-        quasi_move(STANDING, r, damping, corner, v_bias, s->second, s->cross, second, cross, v, z,
-                   d, n, d_bias, n_bias, count);
+static void move_quasi(const Rates *r, real damping, const real *corner, const real *v_bias,
+                       const Sums *s, real *second, real *cross, const real *v, const float *z,
+                       real *d, real *n, real *d_bias, real *n_bias, int64_t units, int64_t in) {
+#define QUASI_CASE(USE, SEVERAL)                                                                   \
+    case USE * 2 + SEVERAL:                                                                        \
+        quasi_move(USE, SEVERAL, r, damping, corner, v_bias, s->second, s->cross, second, cross, v, \
+                   z, d, n, d_bias, n_bias, units, in);                                            \
         break;
-    case OLD:
-        quasi_move(OLD, r, damping, corner, v_bias, s->second, s->cross, second, cross, v, z, d, n,
-                   d_bias, n_bias, count);
-        break;
-    default:
-        quasi_move(NEW, r, damping, corner, v_bias, s->second, s->cross, second, cross, v, z, d, n,
-                   d_bias, n_bias, count);
+    switch (r->use * 2 + (units > 1)) {
+        QUASI_CASE(STANDING, 0) QUASI_CASE(OLD, 0) QUASI_CASE(NEW, 0)
+        QUASI_CASE(STANDING, 1) QUASI_CASE(OLD, 1) QUASI_CASE(NEW, 1)
     }
 }
 
@@ -224,35 +242,39 @@ static void apply_at(const Rates *r, const real *d, const real *n, Tensor t, int
     apply(r, d, n, t.theta + at, offset(t.momentum, at), offset(t.mean, at), count);
 }
 
-// One unit: its weights' sums `s`, its bias's `b` (each NULL where frozen or missing).
-static void update_unit(const Rates *r, int64_t unit, int64_t in, const Tensor *weight,
-                        const Tensor *bias, real *cross, const Sums *s, const Sums *b,
-                        const float *z, const float *z_bias, real *v, real *d, real *n) {
-    const int64_t at = unit * in;
+// Units from `unit` on: their weights' sums `s`, which lie `in` apart, their biases' `b` (each NULL
+// where frozen or missing). v, d and n have room for their weights.
+static void update_some(const Rates *r, int64_t unit, int64_t units, int64_t in,
+                        const Tensor *weight, const Tensor *bias, real *cross, const Sums *s,
+                        const Sums *b, const float *z, const float *z_bias, real *v, real *d,
+                        real *n) {
+    const int64_t at = unit * in, count = units * in;
     if (weight)
         add_prior(weight->kind, weight->prior, means_at(weight, at), r, s->gradient,
-                  weight->theta + at, v, in);
+                  weight->theta + at, v, count);
     if (!bias) {
-        move_diagonal(r, weight->damping, s, offset(weight->second, at), v, z, d, n, in);
-        apply_at(r, d, n, *weight, at, in);
+        move_diagonal(r, weight->damping, s, offset(weight->second, at), v, z, d, n, count);
+        apply_at(r, d, n, *weight, at, count);
         return;
     }
-    real v_bias, d_bias, n_bias;
+    real v_bias[TOGETHER_UNITS], d_bias[TOGETHER_UNITS], n_bias[TOGETHER_UNITS], corner[TOGETHER_UNITS];
     add_prior(bias->kind, bias->prior, means_at(bias, unit), r, b->gradient, bias->theta + unit,
-              &v_bias, 1);
-    const real old = bias->second ? bias->second[unit] : 0;
-    move_diagonal(r, bias->damping, b, offset(bias->second, unit), &v_bias, z_bias, &d_bias, &n_bias, 1);
-    if (weight && cross) {
-        const real used = r->use == NEW ? bias->second[unit] : old;
-        const real corner = rsqrt_(used + bias->damping);
+              v_bias, units);
+    const int quasi = weight && cross;
+    for (int64_t u = 0; u < units && quasi; ++u) corner[u] = bias->second[unit + u];
+    move_diagonal(r, bias->damping, b, offset(bias->second, unit), v_bias, z_bias, d_bias, n_bias,
+                  units);
+    if (quasi) {
+        for (int64_t u = 0; u < units; ++u)
+            corner[u] = rsqrt_((r->use == NEW ? bias->second[unit + u] : corner[u]) + bias->damping);
         move_quasi(r, weight->damping, corner, v_bias, s, weight->second + at, cross + at, v, z, d,
-                   n, &d_bias, &n_bias, in);
-        apply_at(r, d, n, *weight, at, in);
+                   n, d_bias, n_bias, units, in);
+        apply_at(r, d, n, *weight, at, count);
     } else if (weight) {
-        move_diagonal(r, weight->damping, s, offset(weight->second, at), v, z, d, n, in);
-        apply_at(r, d, n, *weight, at, in);
+        move_diagonal(r, weight->damping, s, offset(weight->second, at), v, z, d, n, count);
+        apply_at(r, d, n, *weight, at, count);
     }
-    apply_at(r, &d_bias, &n_bias, *bias, unit, 1);
+    apply_at(r, d_bias, n_bias, *bias, unit, units);
 }
 
 #endif

@@ -388,10 +388,7 @@ def served(mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
         files.append(file)
     source = dataclasses.replace(
         sources.MNIST,
-        train_images=files[0],
-        train_labels=files[1],
-        test_images=files[2],
-        test_labels=files[3],
+        files=tuple(files),
         mirrors=(f"{mirror.url}/",),
     )
     monkeypatch.setattr(sources, "MNIST", source)

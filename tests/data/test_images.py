@@ -71,10 +71,7 @@ def tiny(real: ImageSource, seed: int) -> Tiny:
 
     source = dataclasses.replace(
         real,
-        train_images=shrink(real.train_images, TRAIN),
-        train_labels=shrink(real.train_labels, TRAIN),
-        test_images=shrink(real.test_images, TEST),
-        test_labels=shrink(real.test_labels, TEST),
+        files=tuple(map(shrink, real.files, (TRAIN, TRAIN, TEST, TEST))),
         mirrors=(),
         npm_package=None,
     )
@@ -208,7 +205,7 @@ def test_fashion_mnist_gz_is_accepted_by_its_md5(fashion: Tiny) -> None:
     raw = fashion.raw["t10k-labels-idx1-ubyte"]
     blob = gzip.compress(raw)
     file = dataclasses.replace(
-        fashion.source.test_labels, sha256="unknown", gzip_md5=hashlib.md5(blob).hexdigest()
+        fashion.source.files[3], sha256="unknown", gzip_md5=hashlib.md5(blob).hexdigest()
     )
 
     def read(content: bytes, label: str) -> NDArray[np.uint8]:

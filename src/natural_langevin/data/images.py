@@ -115,12 +115,13 @@ def _unavailable(source: ImageSource, tried: list[str]) -> DataUnavailableError:
 
 
 def _dataset(source: ImageSource, arrays: dict[str, NDArray[np.uint8]], origin: str) -> Dataset:
+    train_x, train_y, test_x, test_y = (arrays[file.name] for file in source.files)
     return Dataset(
         name=source.name,
-        train_x=_pixels(arrays[source.train_images.name]),
-        train_y=_labels(arrays[source.train_labels.name]),
-        test_x=_pixels(arrays[source.test_images.name]),
-        test_y=_labels(arrays[source.test_labels.name]),
+        train_x=_pixels(train_x),
+        train_y=_labels(train_y),
+        test_x=_pixels(test_x),
+        test_y=_labels(test_y),
         num_classes=source.num_classes,
         source=origin,
     )

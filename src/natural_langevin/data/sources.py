@@ -46,28 +46,19 @@ class IdxFile:
 
 @dataclass(frozen=True)
 class ImageSource:
-    """A dataset of idx files: `name` as in `data.load`, `title` for people."""
+    """A dataset of idx files: `name` as in `data.load`, `title` for people; the files are images
+    and labels to train on, then to test on."""
 
     name: str
     title: str
     torchvision_folder: str
-    train_images: IdxFile
-    train_labels: IdxFile
-    test_images: IdxFile
-    test_labels: IdxFile
+    files: tuple[IdxFile, ...]
     mirrors: tuple[str, ...]
     npm_package: str | None = None
     num_classes: int = 10
 
-    @property
-    def files(self) -> tuple[IdxFile, ...]:
-        """Images and labels to train on, then to test on."""
-        return (self.train_images, self.train_labels, self.test_images, self.test_labels)
 
-
-def _files(
-    sha256: Sequence[str], md5: Sequence[str | None] = (None,) * 4
-) -> tuple[IdxFile, IdxFile, IdxFile, IdxFile]:
+def _files(sha256: Sequence[str], md5: Sequence[str | None] = (None,) * 4) -> tuple[IdxFile, ...]:
     """Images and labels to train on, then to test on, as both datasets have them."""
 
     return (
@@ -82,7 +73,7 @@ MNIST = ImageSource(
     "mnist",
     "MNIST",
     "MNIST",
-    *_files((
+    _files((
         "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
         "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
         "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
@@ -101,7 +92,7 @@ FASHION_MNIST = ImageSource(
     "fashion-mnist",
     "Fashion-MNIST",
     "FashionMNIST",
-    *_files((
+    _files((
         "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
         "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
         "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",

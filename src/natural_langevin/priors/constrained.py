@@ -34,7 +34,6 @@ from torch.distributions import Distribution, transforms
 
 from natural_langevin import random
 from natural_langevin._internal.chains import per_chain
-from natural_langevin._internal.light_autograd import grad
 from natural_langevin._internal.special import beta_quantile, gamma_quantile
 from natural_langevin.priors.base import Prior, check_number_or_vector
 
@@ -77,9 +76,6 @@ class Constrained(Prior):
         jacobian = self.transform.log_abs_det_jacobian(theta, x)
         value = jacobian.reshape(len(theta), -1).sum(1)
         return value if law is None else value + law.log_prob(x).reshape(len(theta), -1).sum(1)
-
-    def gradient(self, theta: Tensor) -> Tensor:
-        return grad(lambda u: self.log_density(u).sum())(theta)
 
     def sample(self, key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         u = random.uniform(key, math.prod(shape)).double().clamp_max(_HIGHEST).reshape(-1, *shape)

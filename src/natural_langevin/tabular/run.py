@@ -113,29 +113,28 @@ def write_run(folder: Path, run: Run) -> None:
     write_json(folder / "run.json", with_checksum(run.to_json()))
 
 
-#: The remedy for a file that is there and no JSON.
-DAMAGED = "; it is damaged: copy the folder again, or train again"
-
-
 def write_quality(folder: Path, quality: Mapping[str, Any]) -> None:
     """quality.json, the last thing that a run writes, with a checksum."""
     write_json(folder / "quality.json", with_checksum(quality))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The fields of a file of this format; RunFolderError whatever else is there."""
+def read_json(path: Path, remedy: str = "copy the folder again, or train again") -> dict[str, Any]:
+    """The fields of a file of this format; RunFolderError, with a ``remedy`` for one that is
+    damaged, whatever else is there."""
     try:
         value = checked_json.read_json(path)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        remedy = DAMAGED if isinstance(error, ValueError) else ""
-        raise RunFolderError(f"cannot read {path}: {reason}{remedy}") from None
-    if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise RunFolderError(
-            f"{path} is not of this version (format {FORMAT}): train again, or use the version of "
-            "natural-langevin that wrote it"
-        )
-    return value
+        if not isinstance(value, dict) or value.get("format") != FORMAT:
+            raise RunFolderError(
+                f"{path} is not of this version (format {FORMAT}): train again, or use the version "
+                "of natural-langevin that wrote it"
+            )
+        return without_checksum(value)
+    except OSError as error:
+        raise RunFolderError(f"cannot read {path}: {error.strerror or error}") from None
+    except RunFolderError:
+        raise
+    except ValueError as error:
+        raise RunFolderError(f"cannot read {path}: {error}; it is damaged: {remedy}") from None
 
 
 def load_run(folder: Path) -> Run:
@@ -147,7 +146,7 @@ def load_run(folder: Path) -> Run:
         )
     value = read_json(folder / "run.json")
     try:
-        return Run.from_json(without_checksum(value))
+        return Run.from_json(value)
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:
         raise RunFolderError(
             f"{folder / 'run.json'} is damaged ({type(error).__name__}: {error}): train again"
@@ -156,14 +155,8 @@ def load_run(folder: Path) -> Run:
 
 def read_quality(folder: Path) -> dict[str, Any]:
     """What ``write_quality`` wrote, and nothing else."""
-    path = folder / "quality.json"
-    try:
-        return without_checksum(read_json(path))
-    except ValueError as error:
-        reason = str(error).removeprefix(f"cannot read {path}: ").removesuffix(DAMAGED)
-        raise RunFolderError(
-            f"{path} is damaged ({reason}): remove it and run the same train command with --resume"
-        ) from None
+    remedy = "remove it and run the same train command with --resume"
+    return read_json(folder / "quality.json", remedy)
 
 
 def load_learned(folder: Path, device: str = "cpu") -> Learned:
@@ -183,8 +176,7 @@ def load_learned(folder: Path, device: str = "cpu") -> Learned:
 def check_same(folder: Path, run: Run) -> None:
     """Resuming needs the same data and settings; an error names the differences."""
     there, here = read_json(folder / "run.json"), json.loads(json.dumps(run.to_json()))
-    # A newer version may go on where the format is the same.
-    passed_over = {"version": None, "checksum": None}
+    passed_over = {"version": None}  # a newer one may go on where the format is the same
     check_same_run(
         folder, there | passed_over, here | passed_over, what="another run",
         remedy="Use the same data and options, or another --out", error=OtherRunError,

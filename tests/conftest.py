@@ -27,8 +27,10 @@ TESTS = Path(__file__).parent
 LONGEST = ("distributed", "experiments", "law", "statistics", "docs", "report")
 #: Folders and files that ask what becomes of samples, not whether a run notices a wrong network.
 KNOWN = {
-    "law", "posterior", "sklearn_estimators", "tabular", "cli", "sampling", "run",
-    "test_native.py", "test_native_convolutions.py", "test_native_threads.py",
+    "law", "posterior", "sklearn_estimators", "tabular", "cli", "sampling", "run", "slt",
+    "evidence", "metrics", "report", "experiments", "test_chains.py", "test_copies.py",
+    "test_langevin.py", "test_random.py", "test_threads.py", "test_output_files.py",
+    "test_leaks.py", "test_native.py", "test_native_convolutions.py", "test_native_threads.py",
 }  # fmt: skip
 
 

@@ -70,7 +70,7 @@ def assert_same_run(
     return step
 
 
-def assert_same_runs(metric: str, backend: Any) -> None:
+def assert_same_runs(metric: str, backend: Any, *, steps: int = 4) -> None:
     """Runs with data in memory: an MLP that learns its noise, with momentum; convolutions with a
     norm, whose gradients are given; and, by BAOAB, an MLP whose first prior is no Gaussian, so that
     its gradients are given too. A chain that stops stands still and is told."""
@@ -110,7 +110,7 @@ def assert_same_runs(metric: str, backend: Any) -> None:
         ),
     ):
         images = pair[0].reshape(-1, 1, 4, 4) if pair[0].shape[1] == 16 else pair[0]
-        engine, state = one.prepare((images, pair[1]), steps=4, batch_size=16, burn_in=2)
+        engine, state = one.prepare((images, pair[1]), steps=steps, batch_size=16, burn_in=2)
         state.diverged[1] = 0  # as if it had stopped before
         before = {k: p[1].clone() for k, p in state.params.items()}
         step = assert_same_run(one, backend, engine, state, tasks=tasks)
@@ -118,9 +118,10 @@ def assert_same_runs(metric: str, backend: Any) -> None:
         assert all(torch.equal(state.params[k][1], p) for k, p in before.items())
 
 
-def assert_same_perceptrons(backend: Any) -> None:
+def assert_same_perceptrons(backend: Any, *, steps: int = 3) -> None:
     """Runs of classifiers whose passes are kernels too: layers with and without biases, other
-    activations, weights whose prior has a variance for each, by BAOAB; and a chain that stops."""
+    activations, weights whose prior has a variance for each, by BAOAB; and a chain that stops
+    before the last step, which is the first of a frozen metric."""
     torch.manual_seed(0)
     x, y = data()
     gelu = nn.Sequential(
@@ -139,9 +140,9 @@ def assert_same_perceptrons(backend: Any) -> None:
             preconditioner=METRICS["quasi-diagonal"], dynamics=own,
         )  # fmt: skip
         engine, state = one.prepare(
-            (x[:, :inputs].contiguous(), y), steps=3, batch_size=18, burn_in=2
+            (x[:, :inputs].contiguous(), y), steps=steps, batch_size=18, burn_in=steps - 1
         )
-        step = assert_same_run(one, backend, engine, state, stops_at=2)
+        step = assert_same_run(one, backend, engine, state, stops_at=steps - 1)
         assert step._network is not None
 
 

@@ -64,7 +64,7 @@ def test_a_strange_width_of_the_terminal_does_no_harm(classes, table, value):
 
 @pytest.mark.parametrize("name", ["pipe", "pipe.npz", "zero", "zero.npz"])
 def test_what_has_no_end_is_not_waited_for(classes, tmp_path, monkeypatch, name):
-    monkeypatch.setattr(opening, "PATIENCE", 0.3)
+    monkeypatch.setattr(opening, "PATIENCE", 0.05)
     path = tmp_path / name
     os.mkfifo(path) if name.startswith("pipe") else path.symlink_to("/dev/zero")
     for words in (

@@ -228,7 +228,7 @@ class Rows:
 
 
 def test_memory_does_not_grow_with_the_file(classes, monkeypatch):
-    monkeypatch.setattr(predictions, "CHUNK", 40)
+    monkeypatch.setattr(predictions, "CHUNK", 100)
     model, learned = load_run(classes), load_learned(classes)
     source = CsvFile(Rows(1_000), label="rows")
     with open(os.devnull, "w") as out:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from natural_langevin import Langevin, likelihoods, preconditioners, schedules
+from natural_langevin import Langevin, dynamics, likelihoods, preconditioners, schedules
 from natural_langevin.execution import compiled
 from natural_langevin.execution import engine as engines
 from natural_langevin.execution.graphs import GraphedStep
@@ -98,7 +98,8 @@ def test_a_second_run_of_the_same_shapes_compiles_nothing(monkeypatch) -> None: 
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda *a, **k: made.append(a) or compile_(*a, **k))
     monkeypatch.setattr(compiled, "BACKEND", "eager")
-    one = sampler(preconditioners.Euclidean(), temperature=1.0, compile=True)
+    options = {"temperature": 1.0, "dynamics": dynamics.Underdamped(integrator="ubu")}
+    one = sampler(preconditioners.Euclidean(), compile=True, **options)
     x, y = data()
     for run, inputs in enumerate((x, x.flip(0))):
         engine, state = one.prepare((inputs, y), steps=5, batch_size=20)
@@ -107,7 +108,7 @@ def test_a_second_run_of_the_same_shapes_compiles_nothing(monkeypatch) -> None: 
         )
         state, _ = engine.run(state, 0, 5)
         assert len(made) == 1, f"run {run} compiled again"
-        reference = sampler(preconditioners.Euclidean(), temperature=1.0, compile=False)
+        reference = sampler(preconditioners.Euclidean(), compile=False, **options)
         eager, start = reference.prepare((inputs, y), steps=5, batch_size=20)
         expected, _ = eager.run(start, 0, 5)
         for k, p in expected.params.items():

@@ -42,6 +42,12 @@ def name(path: str) -> str:
     return Path(path).name
 
 
+@functools.cache
+def is_watched(path: str, file: str) -> bool:
+    """Whether it is a file of the package, and the one whose line is waited for, if any."""
+    return path.startswith(PACKAGE) and file in ("", name(path))
+
+
 class Watch:
     """Knows the phase, notes it where it outlives the process, and counts every line in it."""
 
@@ -52,6 +58,7 @@ class Watch:
         self.lines: collections.Counter[str] = collections.Counter()
         self._at, self._count = at or ["", 0]
         self._tracing = at is not None
+        self._file = self._at.partition(" ")[2].partition(":")[0]  # "": lines of all are counted
 
     def enter(self, phase: str) -> None:
         self._stack.append(phase)
@@ -66,7 +73,7 @@ class Watch:
             sys.settrace(self._calls)
 
     def _calls(self, frame: FrameType, event: str, arg: Any) -> Any:
-        return self._line if frame.f_code.co_filename.startswith(PACKAGE) else None
+        return self._line if is_watched(frame.f_code.co_filename, self._file) else None
 
     def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "line":

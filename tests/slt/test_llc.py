@@ -263,6 +263,7 @@ def test_what_epochs_leave_of_the_noise_of_minibatches() -> None:
         assert float(band.mean()) == pytest.approx(share_of_epochs(omega, m), rel=0.16)
 
 
+@pytest.mark.self_checked
 def test_a_second_run_measures_what_minibatches_have_added(monkeypatch: pytest.MonkeyPatch) -> None:
     """lambda of a linear regression with 120 weights, by minibatches of 40 rows: tr(S H) / 2."""
     module = importlib.import_module("natural_langevin.slt.llc")  # slt.llc itself is the function

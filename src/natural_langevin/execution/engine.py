@@ -1,6 +1,6 @@
 """The engine: runs many steps, eager, by hand-written kernels, as a CUDA graph, or compiled.
 
-All of them compute the same function, ``Dynamics.step``. Which of them runs:
+All of them compute the same function, ``LangevinDynamics.step``. Which of them runs:
 
 - ``compile=False``: eager operations alone, the reference.
 - ``compile="auto"``: an executor or fused kernels where they implement the dynamics exactly, on

@@ -3,7 +3,7 @@
 ``evaluate_`` is one function to compile: forward, backward, and the general update of all
 parameters that belong to no fused layer. It hands each fused layer's (a, delta) to the backend,
 which forms the products and writes the layer's new state over the old one. Parameter by parameter
-the result is that of ``Dynamics.step``; only the order of summation differs.
+the result is that of ``LangevinDynamics.step``; only the order of summation differs.
 """
 
 from __future__ import annotations

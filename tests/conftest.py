@@ -5,6 +5,7 @@ and the workers wait for it."""
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
@@ -34,6 +35,7 @@ KNOWN = {
 }  # fmt: skip
 
 
+@functools.cache
 def below(path: Path, tests: Path = TESTS) -> tuple[str, ...]:
     """Folders and file below ``tests``, wherever the checkout lies; of other files none."""
     return path.relative_to(tests).parts if path.is_relative_to(tests) else ()

@@ -23,10 +23,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
 import torch
 
 import natural_langevin
 import small_run
+from known_networks import not_checked_again
 from natural_langevin._internal import tensorfile
 from natural_langevin.posterior import storage, stores
 from natural_langevin.run import checkpoint, loop
@@ -131,6 +133,7 @@ def sample(folder: Path) -> natural_langevin.Posterior:
 def main() -> None:
     torch.set_num_threads(1)
     os.fsync = lambda descriptor: None  # as in tests/conftest.py
+    not_checked_again(pytest.MonkeyPatch())  # as there
     small_run.sample(steps=2, burn_in=0, thin=1)  # loads the rest of torch once for all workers
     print("{}", flush=True)
     for line in sys.stdin:

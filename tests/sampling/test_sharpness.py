@@ -81,35 +81,48 @@ def test_a_run_learns_it() -> None:
     assert posterior.config["temperature"] == [1.0, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("trial", "steps", "enough", "compile", "labels"),
-    [(1, 90, 20, False, 20), (1, 40, 20, False, 60), (2, 90, 20, False, 60),
-     (1, 90, 21, False, 60), (1, 90, 20, "auto", 60)],
-    ids=["as the run", "too short a run", "as many chains", "too few rows", "by an engine"],
-)  # fmt: skip
-def test_as_many_chains_as_the_run_has(
-    trial: int, steps: int, enough: int, compile: bool | str, labels: int
-) -> None:
-    """Fewer are surer than the run: it is then measured by the run's own number of chains for as
-    long as its burn-in, on the 20 of 60 rows that one of three folds holds out."""
+def measured_by(trial: int, enough: int, compile: bool | str) -> Langevin:
+    """Two chains after a trial of so many, where so many held-out rows are enough."""
     few = Trial(steps=40, chains=trial, draws=5, folds=3)
     recipe = changed(
         BRIEF,
         prior={"native": few, "eager": few, "enough_held_out": enough},
         sharpness={"least_gain": -math.inf},
     )
+    network, likelihood = models.mlp(2, 2, (3,)), likelihoods.Categorical()
+    return Langevin(network, likelihood, chains=2, recipe=recipe, compile=compile)
+
+
+@pytest.mark.parametrize(
+    ("trial", "steps", "enough", "labels"),
+    [(1, 40, 20, 60), (2, 90, 20, 60), (1, 90, 21, 60)],
+    ids=["too short a run", "as many chains", "too few rows"],
+)
+def test_a_trials_own_chains_where_the_runs_would_say_no_more(
+    trial: int, steps: int, enough: int, labels: int
+) -> None:
+    plan = measured_by(trial, enough, compile=False).plan(rows(), steps=steps)
+    assert f"on {labels} held-out labels" in plan.reasons["sharpness"]
+    assert plan.calibration is not None
+
+
+@pytest.mark.parametrize(
+    ("compile", "labels"), [(False, 20), ("auto", 60)], ids=["as the run", "by an engine"]
+)
+def test_as_many_chains_as_the_run_has(compile: bool | str, labels: int) -> None:
+    """Fewer are surer than the run: it is then measured by the run's own number of chains for as
+    long as its burn-in, on the 20 of 60 rows that one of three folds holds out."""
     x, y = rows()
 
     def sampler() -> Langevin:
-        network, likelihood = models.mlp(2, 2, (3,)), likelihoods.Categorical()
-        return Langevin(network, likelihood, chains=2, recipe=recipe, compile=compile)
+        return measured_by(1, 20, compile)
 
-    plan = sampler().plan((x, y), steps=steps)
+    plan = sampler().plan((x, y), steps=90)
     assert f"on {labels} held-out labels" in plan.reasons["sharpness"]
     assert plan.calibration is not None
     posterior = sampler().sample((x, y), plan=plan, progress=False)
     assert posterior.sharpness == plan.calibration.sharpness
-    assert sampler().plan((x, y), steps=steps) == plan
+    assert sampler().plan((x, y), steps=90) == plan
 
 
 def test_every_label_counts_once() -> None:

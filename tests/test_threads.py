@@ -93,6 +93,20 @@ def test_two_runs_of_one_sampler_at_once_do_not_know_of_each_other(posterior):
     assert torch.equal(chains, sampler.chain_ids)
 
 
+def test_a_run_asks_nothing_of_a_network_that_another_thread_uses(posterior, monkeypatch):
+    """Its weights may be those of chains, inside of a vmap."""
+    sampler = small_run.sampler()
+    options = {"batch_size": 20, "burn_in": 4, "thin": 1, "progress": False}
+
+    def used() -> None:
+        pytest.fail("the network is in use")
+
+    monkeypatch.setattr(sampler.problem.network, "trainable", used)
+    monkeypatch.setattr(sampler._busy, "acquire", lambda: False)
+    assert set(sampler.init().params) == set(posterior.samples)
+    small_run.assert_same(posterior, sampler.sample(small_run.data(), 12, **options))
+
+
 def test_samplers_of_their_own_work_at_once(posterior):
     found: list[Posterior] = []
     assert at_once(*[lambda: found.append(small_run.sample())] * 3, times=1) == []

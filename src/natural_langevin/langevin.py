@@ -363,7 +363,8 @@ class Langevin:
 
     def init(self) -> State:
         """The state before the first update."""
-        return self.motion.init()
+        with self._own_network() as motion:
+            return motion.init()
 
     def step(
         self,
@@ -545,7 +546,8 @@ class Langevin:
         return limit if counts and self.mesh.world == 1 else TimeLimit()
 
     def _stored(self, dtype: torch.dtype | None) -> torch.dtype | None:
-        first = next(iter(self.problem.network.trainable().values()))
+        # Not of the network, which another thread may be calling with other weights.
+        first = next(p for p in self.problem.template.parameters() if p.requires_grad)
         return None if dtype is None else check_sample_dtype(dtype, first.dtype)
 
     def _threads(self) -> contextlib.AbstractContextManager[None]:

@@ -98,6 +98,13 @@ def test_a_calibrated_classifier_as_onnx(tmp_path: Path) -> None:
     assert_predicts(onnx_reader(tmp_path / "file.onnx"), posterior, x, sharpness=0.8)
 
 
+def test_a_regression_that_learned_its_noise_as_onnx(tmp_path: Path) -> None:
+    """For any number of inputs, and not only the example's."""
+    posterior, x = of_numbers(likelihoods.Gaussian(sigma="rmse"))
+    posterior.export(tmp_path / "file.onnx", x[:2], format="onnx")
+    assert_predicts(onnx_reader(tmp_path / "file.onnx"), posterior, x)
+
+
 def test_layers_that_cannot_stand_side_by_side(tmp_path: Path, classes: Data) -> None:
     """BatchNorm under vmap fixes the number of inputs: its networks follow one another."""
     posterior = sample(likelihoods.Categorical(), classes, norm=True)

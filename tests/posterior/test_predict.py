@@ -262,6 +262,8 @@ def test_quantiles_of_regression_include_the_noise(network: nn.Module, regressio
         torch.testing.assert_close(below, torch.full_like(below, level), rtol=0, atol=1e-5)
     wider = p.quantiles[2] - p.quantiles[0] > 2 * 1.645 * 0.3
     assert wider.float().mean() > 0.9
+    one = posterior.predict(regression[0], quantiles=0.5).quantiles
+    assert torch.equal(one, p.quantiles[1:2])
 
 
 def test_quantiles_of_probabilities(posterior: Posterior, classes: Data) -> None:

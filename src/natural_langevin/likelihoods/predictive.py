@@ -359,7 +359,10 @@ class Mixture(Distribution):
 def _side_by_side(likelihood: Likelihood, outputs: Tensor, state: State) -> Distribution | None:
     """The networks' distributions as one, of M * B samples."""
     batch, flat = outputs.shape[1], outputs.flatten(0, 1)
-    repeated = {k: _like(v.to(flat).repeat_interleave(batch), flat) for k, v in state.items()}
+    # Not by repeat_interleave, which becomes a fixed number of inputs in ONNX.
+    repeated = {
+        k: _like(v.to(flat)[:, None].expand(-1, batch).reshape(-1), flat) for k, v in state.items()
+    }
     law = likelihood.distribution(flat, repeated)
     return None if law is None else components(law)
 

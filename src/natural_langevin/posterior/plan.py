@@ -151,8 +151,9 @@ class Plan:
 
     @property
     def open_end(self) -> OpenEnd | None:
-        """The end of a run of open length."""
-        return self.end if self.end is not None and self.end.of == self.steps else None
+        """The end of a run of open length: none where steps, burn-in or thinning are given."""
+        chosen = self.burn_in is None and self.thin is None
+        return self.end if chosen and self.end is not None and self.end.of == self.steps else None
 
     def lengths(self) -> list[tuple[int, int, int]]:
         """Steps, burn-in and thinning of the parts of the run; a part runs only if the one before

@@ -103,7 +103,7 @@ class Posterior(Draws):
         batch_size: int = 1000,
         sample_batch: int = 16,
         keep_samples: bool = True,
-        quantiles: Iterable[float] | None = None,
+        quantiles: Iterable[float] | float | None = None,
         chains: Chains = None,
         sharpness: float | None = None,
         calibrated: bool = True,
@@ -138,8 +138,9 @@ class Posterior(Draws):
         infinite = int((~joined.mean.isfinite()).sum())
         if infinite:
             log.warning(
-                "%d of %d predicted means are not finite: the distribution of some networks has no "
-                "mean there; quantiles=(0.05, 0.5, 0.95) are finite", infinite, joined.mean.numel(),
+                "%d of %d predictions are not finite: x is not there, or the distribution of some "
+                "networks has no mean, while it has quantiles=(0.05, 0.5, 0.95)",
+                infinite, joined.mean.numel(),
             )  # fmt: skip
         if joined.samples is None or estimate != "ensemble" or joined.error is not None:
             return joined

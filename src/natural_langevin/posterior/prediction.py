@@ -275,6 +275,8 @@ def one_tensor(outputs: Any) -> Tensor:
     return outputs
 
 
-def check_levels(levels: Iterable[float] | None) -> tuple[float, ...]:
-    """Quantile levels as numbers between 0 and 1."""
+def check_levels(levels: Iterable[float] | float | None) -> tuple[float, ...]:
+    """Quantile levels, several or one, as numbers between 0 and 1."""
+    if isinstance(levels, float | int):
+        levels = (levels,)
     return tuple(mixtures.check_level(float(level)) for level in levels or ())

@@ -111,6 +111,7 @@ INLINE void quasi_move(int use, int several, const Rates *r, real damping, const
                        int64_t units, int64_t in) {
     const real gamma = r->gamma, share = r->moments, eta = r->eta, noise = r->noise;
     const int64_t count = several ? units * in : in;
+    const real only_corner = *corner, only_v = *v_bias;
     real corners[TOGETHER_WEIGHTS], above[TOGETHER_WEIGHTS];  // of several: each weight's own
     for (int64_t u = 0; u < units && several; ++u)
         for (int64_t i = u * in; i < (u + 1) * in; ++i) corners[i] = corner[u], above[i] = v_bias[u];
@@ -123,7 +124,7 @@ INLINE void quasi_move(int use, int several, const Rates *r, real damping, const
             second[i] = j_now, cross[i] = c_now;
             if (use == NEW) j = j_now, c = c_now;
         }
-        const real first = several ? corners[i] : *corner, scaled = first * c;
+        const real first = several ? corners[i] : only_corner, scaled = first * c;
         const real schur = j - scaled * scaled;
         d[i] = (schur < 0 ? 0 : schur) + damping;
         n[i] = -first * scaled;
@@ -133,7 +134,7 @@ INLINE void quasi_move(int use, int several, const Rates *r, real damping, const
     for (int64_t i = 0; i < count; ++i) {
         const real diagonal = d[i], row = n[i] * diagonal;
         const real fresh = noise * (real)z[i];
-        const real change = fresh - eta * (row * (several ? above[i] : *v_bias) + diagonal * v[i]);
+        const real change = fresh - eta * (row * (several ? above[i] : only_v) + diagonal * v[i]);
         d[i] = diagonal * change;
         n[i] = diagonal * fresh;
         if (several) {

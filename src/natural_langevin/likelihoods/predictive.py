@@ -223,23 +223,30 @@ class Mixture(Distribution):
         low, high = self._bracket(level)
         if not self.is_discrete:
             found = mixtures.search(self.cdf, self._density, level, low, high)
-            least = self._least(found)  # which may have a probability of its own
-            return torch.where(self.cdf(least) >= level, least, found)
+            least = self._least  # which may have a probability of its own
+            if least is None:
+                return found
+            there = self.cdf(torch.full_like(found, least)) >= level
+            return found.masked_fill(there, least)
         while bool((high - low > 1).any()):
             middle = ((low + high) / 2).floor()
             below = self.cdf(middle) < level
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
         return high
 
-    def _least(self, like: Tensor) -> Tensor:
-        """The smallest number that a target can be, -inf where there is none."""
-        return torch.full_like(like, getattr(self._networks.support, "lower_bound", -math.inf))
+    @property
+    def _least(self) -> float | None:
+        """The smallest number that a target can be, if there is one, the same for all."""
+        bound = getattr(self._networks.support, "lower_bound", None)
+        return float(bound) if isinstance(bound, int | float) else None
 
     def between(self, low: Tensor, high: Tensor) -> Tensor:
         """P(low <= Y <= high) of every component, the ends included: of counts, and of numbers one
         of which has a probability, more than the level of the interval that they are ends of."""
         before = low - 1 if self.is_discrete else low
-        below = torch.where(low <= self._least(low), 0.0, self.cdf(before))
+        below = self.cdf(before)
+        if self._least is not None:
+            below = below.masked_fill(low <= self._least, 0.0)
         return self.cdf(high) - below
 
     def crps(self, y: Tensor) -> Tensor:

@@ -38,7 +38,8 @@ class Tile(NamedTuple):
 TILE, TILE_FULL = Tile(), Tile(64, 64, 16, warps=4)  # the second for full float32
 
 
-@triton.jit(do_not_specialize=["samples", "share", "columns", "a_y", "a_x"])
+# Steps between rows and columns of pixels are numbers: a stride of two is no kernel of its own.
+@triton.jit(do_not_specialize=["samples", "share", "columns", "a_y", "a_x", "a_row", "a_column"])
 def _kernel(
     a, delta, bias, sums, size, samples, share, T, I, O, taps, width, columns,
     a_n, a_g, a_c, a_y, a_x, a_row, a_column, d_n, d_g, d_t, d_o,

@@ -43,6 +43,8 @@ KINDS: dict[type[Preconditioner], Kind] = {
 }
 #: The kernels' own numbers for them.
 KIND_NUMBER = {kind: number for number, kind in enumerate(KINDS.values())}
+#: From so many chains on a GPU's kernels have the tiles that were chosen for many.
+MANY_FROM = 8
 
 
 class Given(NamedTuple):

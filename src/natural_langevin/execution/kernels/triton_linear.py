@@ -13,6 +13,7 @@ from natural_langevin._internal.gpu_build import Launch, launch
 from natural_langevin._internal.gpu_kernels import dot_precision
 from natural_langevin.execution.kernels.layer import (
     KIND_NUMBER,
+    MANY_FROM,
     Given,
     LayerInputs,
     LayerState,
@@ -39,6 +40,8 @@ class Tile(NamedTuple):
 #: Chosen on an H200, for one chain and for many, by rule for everybody: another choice is another
 #: order of summation.
 TILE = Tile(16, 32, 16, 2, 4)
+#: For many chains programs of one warp: none waits for another, and one chain alone has too few.
+MANY = TILE._replace(warps=1, stages=5)
 #: Where gradients are given.
 GIVEN = Tile(16, 64, 32)
 
@@ -62,7 +65,7 @@ def update_(
     ``Given`` holds. ``run``: ``gpu_build.launch`` or ``build``."""
     chains, outputs = state.weight.shape[:2]
     width = state.weight[0, 0].numel()
-    tile = GIVEN if isinstance(call, Given) else TILE
+    tile = GIVEN if isinstance(call, Given) else MANY if chains >= MANY_FROM else TILE
     tiles_o, tiles_i = -(-outputs // tile.units), -(-width // tile.inputs)
     scratch, none = task.scratch, state.weight  # ``none``: a pointer that no kernel follows
     if not scratch:

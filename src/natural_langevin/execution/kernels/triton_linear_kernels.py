@@ -123,6 +123,11 @@ def linear_kernel(
     delta += chain * B * O
     fisher += chain * B * O
     share, rates = 1.0 / B, _rates(numbers, chain)
+    # Asked for before the products: memory answers while they are formed.
+    known = _read_weights(
+        theta, mean, second, cross, momentum, each, o, i, in_i, I, O, chain, KIND, HAS_BIAS,
+        HAS_MEAN, SCHEME, EACH,
+    )  # fmt: skip
     # The products over the batch, and the sums of delta and delta~^2 for the units' biases: over
     # samples at the end, since a sum in the loop would have warps wait for each other.
     gradient = tl.zeros([BLOCK_O, BLOCK_I], tl.float32)
@@ -151,10 +156,6 @@ def linear_kernel(
             deltas, deltas2, share, tile_i == 0, unit_sums, unit_squares, bias, bias_second,
             prior, damping, rates, o, O, chain, fresh, KIND, ADAPTS,
         )  # fmt: skip
-    known = _read_weights(
-        theta, mean, second, cross, momentum, each, o, i, in_i, I, O, chain, KIND, HAS_BIAS,
-        HAS_MEAN, SCHEME, EACH,
-    )  # fmt: skip
     pulls, noisy_pulls = _move_weights(
         gradient * share, squares * share, crosses * share, bias_v, corner, known, theta, mean,
         second, cross, momentum, prior, damping, rates, keys, o, i, in_i, I, O, chain, start,

@@ -20,7 +20,7 @@ from natural_langevin._internal.gpu_kernels import dot_precision
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
-from natural_langevin.execution.kernels.layer import LayerTask
+from natural_langevin.execution.kernels.layer import MANY_FROM, LayerTask
 from natural_langevin.execution.kernels.native import settings
 from natural_langevin.execution.kernels.native.layout import ACTIVATIONS, LIKELIHOODS
 from natural_langevin.execution.kernels.native.settings import UnsupportedError
@@ -59,7 +59,6 @@ class Tiles(NamedTuple):
 #: order of summation.
 FEW = Tiles(Tile(32, 16, 64), Tile(32, 16, 64))
 MANY = Tiles(Tile(128, 128, 64, 8, 3), Tile(32, 64, 32, 4, 3))
-MANY_FROM = 8
 #: The fewest inputs at a time that a product of tiles takes, and bytes that kernels need beside
 #: their tiles.
 LEAST_DEPTH, BESIDE = 16, 1024

@@ -328,6 +328,20 @@ def test_no_step_size_is_chosen_by_rows_that_are_best_predicted_at_the_start() -
             )
 
 
+def test_chains_that_disagree_at_first_get_time_to_leave_their_common_start() -> None:
+    """With a second part three times the first, a ninth of it burn-in, a deep linear network was
+    16 % high without a warning (``lab.slt.deep_linear``, seed 30): its chains agreed too soon."""
+    settings = importlib.import_module("natural_langevin.slt.llc").SETTINGS
+    problem = regression(n=6000)
+    sampler = Langevin(
+        problem.model, LIKELIHOOD, prior=problem.prior, recipe=settings, init=problem.model,
+        likelihood_power=0.1,
+    )  # fmt: skip
+    (first, *_), (second, burn_in, _), *_ = sampler.plan((problem.x, problem.y)).lengths()
+    assert second >= 9 * first
+    assert first + burn_in == pytest.approx((first + second) / 3, abs=1)
+
+
 @pytest.mark.parametrize(
     ("cold", "precise", "given", "rows"),
     [

@@ -65,9 +65,9 @@ class EndRule:
     The first part has a fraction 1 / ``first_part`` of the steps, at least ``first_steps``. The run
     ends there if the chains agree and have ``ess`` effective draws in all, at ``rows`` of the
     inputs and around them. Otherwise it becomes burn-in, and a part ``growth`` times as long (or of
-    all remaining steps) follows, with a ninth as burn-in of its own, which goes on if it lacks
-    draws, or steps remain. ``remembered``: the batches that the metric of one part counts for in
-    the average of the next."""
+    all remaining steps) follows, which goes on if it lacks draws, or steps remain. Of the two
+    parts, a third is burn-in: the first, and the beginning of the next. ``remembered``: the batches
+    that the metric of one part counts for in the average of the next."""
 
     first_part: int
     first_steps: int
@@ -166,7 +166,8 @@ class Plan:
         while not parts or left >= parts[-1][0]:
             part = left if left < 2 * steps else steps
             # With the part before, a third of both; the metric is averaged anew.
-            part, burn_in, thin = self.usual(part, part // 9 if parts else None)
+            again = part * (rule.growth - 2) // (3 * rule.growth)
+            part, burn_in, thin = self.usual(part, again if parts else None)
             steps = (more and more.pop(0)) or part
             thin *= 2 ** round(math.log2((steps - burn_in) / (part - burn_in)))
             parts.append((steps, burn_in, thin))

@@ -87,15 +87,26 @@ def follow(motion: Motion, plan: Plan) -> Motion:
 
 def adopted(motion: Motion, given: Given, plan: Plan, asked: Asked) -> Plan:
     """A plan made beforehand, changed by the arguments given beside it; refused if it was made for
-    another metric or other dynamics."""
-    metric, dynamics = stable_repr(motion.preconditioner), stable_repr(motion.integrator)
-    for name, ours in {"recipe": given.recipe, "metric": metric, "dynamics": dynamics}.items():
-        if (theirs := getattr(plan, name)) != ours:
+    another prior, another metric or other dynamics, which are the sampler's own."""
+    ours = _named(motion, given, asked)
+    chosen = plan.prior_scale is not None
+    if chosen != given.scale_open or (given.auto and plan.step_size is None):
+        raise ValueError(
+            "the plan belongs to another sampler: a prior or step size was given there and is "
+            "chosen here, or the other way round. Give a plan returned by this sampler's plan(data)"
+        )
+    names = ("recipe", "metric", "dynamics")
+    for name in names if given.scale_open else (*names, "prior"):  # an open prior is the plan's
+        if (theirs := getattr(plan, name)) != (here := getattr(ours, name)):
             raise ValueError(
-                f"the plan belongs to another sampler: {name} is {theirs} there, {ours} here. "
+                f"the plan belongs to another sampler: {name} is {theirs} there, {here} here. "
                 "Give a plan returned by this sampler's plan(data)"
             )
-    return _with(plan, asked)
+    found = _with(plan, asked)
+    check_given(
+        steps=found.steps, burn_in=found.burn_in, thin=found.thin, batch_size=found.batch_size
+    )
+    return found
 
 
 def is_of(plan: Plan, given: Given) -> bool:

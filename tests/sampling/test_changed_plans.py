@@ -57,3 +57,15 @@ def test_what_a_sampler_was_given_is_not_overruled_by_anothers_plan():
             sampler(**options).sample(data, plan=plan, progress=False)
     own = sampler(prior=one).sample(data, plan=of_given, steps=40, progress=False)
     assert own.plan.prior == of_given.prior == "Gaussian(variance=1.0, mean=0.0)"
+
+
+@pytest.mark.parametrize("keep", [1, 7, 8])
+def test_few_draws_may_be_kept_of_a_run_of_open_length(keep):
+    """By fewer than four chains cannot be compared, which was an error at the end of its first
+    part: it has the length that the recipe wants then."""
+    x = torch.linspace(-1, 1, 60)[:, None]
+    sampler = Langevin(nn.Linear(1, 1), likelihoods.Gaussian(0.1), recipe=SHORT, chains=2)
+    run = sampler.sample((x, x.sin()), keep=keep, progress=False)
+    assert 1 <= run.draws <= keep
+    assert (run.plan.open_end is None) == (keep < 8)
+    assert keep == 8 or run.config["steps"] == run.plan.steps

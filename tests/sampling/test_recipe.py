@@ -302,20 +302,6 @@ def test_chains_that_agree_are_told_from_those_that_do_not() -> None:
     assert until.too_short(few, stream, USUAL.end) == ("", 1.0)
 
 
-def test_a_step_size_of_ones_own_needs_no_pilot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Friction is that which damps a curvature of 1/4, and all else is as it was."""
-    x, y = line(150)
-    net = models.mlp(2, 1, (32,), activation=nn.Tanh)
-    likelihood, prior = likelihoods.Gaussian(0.3), priors.Gaussian(1.0)
-    usual = Langevin(net, likelihood, prior=prior, recipe=SHORT).plan((x, y))
-    monkeypatch.setattr(step_size, "by_curvature", None)
-    plan = Langevin(net, likelihood, prior=prior, recipe=SHORT, step_size=1e-3).plan((x, y))
-    assert plan.step_size is None
-    assert plan.friction == 0.032 == float(f"{2 * math.sqrt(1e-3 / 4):.2g}")
-    for name in ("recipe", "prior", "metric", "dynamics", "batch_size", "start", "descent"):
-        assert getattr(plan, name) == getattr(usual, name)
-
-
 def test_minibatches_of_a_descent_are_small_but_make_some_epochs() -> None:
     rule = USUAL.descent
     assert [rule.rows_of_batch(n, 500) for n in (2000, 20_000, 60_000)] == [100, 200, 500]
@@ -715,3 +701,24 @@ def test_every_line_of_a_plan_has_a_reason_and_names_what_was_changed() -> None:
     assert Plan.from_json(plan.to_json()) == plan
     assert re.search(r"metric +QuasiDiagonalFisher +the paper's: Quasi", str(given))
     assert re.search(r"start +model +the paper's\n", str(given))
+
+
+@pytest.mark.parametrize("prior", [None, priors.Gaussian(1.0)])
+def test_a_step_size_beside_the_recipe_changes_the_step_size_and_nothing_else(prior: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(600, 2, generator=generator)
+    data, model = (x, x.sum(1, keepdim=True)), models.mlp(2, 1, (16,))
+    options: dict[str, Any] = {"chains": 2, "prior": prior}
+
+    def plan(**more: Any) -> Plan:
+        sampler = Langevin(model, likelihoods.Gaussian(0.1), **options, **more)
+        return sampler.plan(data, steps=100)
+
+    usual, given = plan(recipe=SHORT), plan(recipe=SHORT, step_size=1e-3)
+    assert isinstance(usual.step_size, float)
+    assert given.measured["heat"] == pytest.approx(
+        usual.measured["heat"] * 1e-3 / usual.step_size, rel=1e-6
+    )
+    apart = {"step_size", "reasons", "decided", "measured"}
+    for name in {f.name for f in dataclasses.fields(usual)} - apart:
+        assert getattr(usual, name) == getattr(given, name), name

@@ -27,6 +27,8 @@ from natural_langevin.posterior.units import Units
 #: Draws of every chain that are kept where nobody says how many.
 DRAWS = 200
 FORMAT = 5
+#: ``keep`` below which chains are not compared: that takes 4 draws, and thinning may halve them.
+FEWEST_COMPARED = 8
 #: The reason of what a user has chosen.
 GIVEN = "given"
 
@@ -155,8 +157,10 @@ class Plan:
 
     @property
     def open_end(self) -> OpenEnd | None:
-        """The end of a run of open length: none where steps, burn-in or thinning are given."""
+        """The end of a run of open length: none where steps, burn-in or thinning are given, or too
+        few draws are kept to compare chains by."""
         chosen = self.burn_in is None and self.thin is None
+        chosen &= self.keep is None or self.keep >= FEWEST_COMPARED
         return self.end if chosen and self.end is not None and self.end.of == self.steps else None
 
     def lengths(self) -> list[tuple[int, int, int]]:

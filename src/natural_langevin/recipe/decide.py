@@ -318,14 +318,11 @@ def _by_recipe(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> 
 
 
 def _with_step_size(choice: recipe.Choice, given: Given) -> recipe.Choice:
-    """The same with a given step size, whose largest value determines the length."""
-    return dataclasses.replace(choice, step_size=_largest(given), reason="given")
-
-
-def _largest(given: Given) -> float:
-    """The largest value of a given step size."""
+    """The same with a given step size, whose largest value determines the length, and the heat."""
     size = known_step_size(given.step_size)
-    return float(torch.as_tensor(size(0) if callable(size) else size).max())
+    eta = float(torch.as_tensor(size(0) if callable(size) else size).max())
+    heat = choice.heat * eta / choice.step_size
+    return dataclasses.replace(choice, step_size=eta, heat=heat, reason="given")
 
 
 def _batch_size(motion: Motion, rows: int, costs: cost.Costs) -> int:
@@ -357,11 +354,7 @@ def _chosen(
         prior = recipe.prior(scale.value if scale else 1.0)
         motion = motion.on(motion.problem.with_prior(prior))
         search = search._replace(motion=motion)
-    few = motion.problem.weights <= search.costs.settings.step_size.most_weights
-    if given.auto or few:  # of few weights friction and length follow from all curvatures
-        pilot = step_size.by_curvature(search, rows, num_data, shuffled=not lent)
-    else:
-        pilot = [step_size.of_given(search, _largest(given), num_data)]
+    pilot = step_size.by_curvature(search, rows, num_data, shuffled=not lent)
     found = recipe.Choice.most_careful(pilot)
     if choice is None:
         return found

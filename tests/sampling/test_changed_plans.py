@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from natural_langevin import Langevin, likelihoods
+from natural_langevin import Langevin, likelihoods, priors
 from short_recipe import SHORT
 
 
@@ -25,6 +25,47 @@ def test_burn_in_and_thinning_of_a_plan_of_open_length():
     assert run.draws == (plan.steps - 90) // 10
     given = sampler.sample(data, plan=plan, burn_in=90, thin=10, progress=False)
     assert torch.equal(run.samples["0.weight"], given.samples["0.weight"])
-    for wrong, said in (({"burn_in": 10**9}, "burn_in"), ({"thin": 0}, "thin")):
+    for wrong, said in (
+        ({"burn_in": 10**9}, "burn_in must|than burn_in"), ({"thin": 0}, "thin >= 1"),
+        ({"steps": -3}, "got steps=-3"), ({"steps": 0}, "got steps=0"),
+    ):  # fmt: skip
         with pytest.raises(ValueError, match=said):
             sampler.sample(data, plan=replace(plan, **wrong), progress=False)
+    with pytest.raises(TypeError, match="steps must be an integer, got 'many'"):
+        sampler.sample(data, plan=replace(plan, steps="many"), progress=False)
+
+
+def test_what_a_sampler_was_given_is_not_overruled_by_anothers_plan():
+    """Its prior is not: a plan that has chosen a scale is no plan of a sampler with a prior."""
+    x = torch.linspace(-1, 1, 60)[:, None]
+    data, one = (x, x.sin()), priors.Gaussian(variance=1.0)
+
+    def sampler(**options):
+        return Langevin(
+            nn.Linear(1, 1), likelihoods.Gaussian(0.1), recipe=SHORT, chains=2, **options
+        )
+
+    of_given, chosen = sampler(prior=one).plan(data), sampler().plan(data)
+    stepped = sampler(step_size=1e-3).plan(data)
+    for options, plan, said in (
+        ({"prior": one}, chosen, "was given there"),
+        ({}, of_given, "was given there"),
+        ({"prior": priors.Gaussian(variance=2.0)}, of_given, "prior is .* there"),
+        ({}, stepped, "was given there"),
+    ):
+        with pytest.raises(ValueError, match=f"belongs to another sampler.*{said}"):
+            sampler(**options).sample(data, plan=plan, progress=False)
+    own = sampler(prior=one).sample(data, plan=of_given, steps=40, progress=False)
+    assert own.plan.prior == of_given.prior == "Gaussian(variance=1.0, mean=0.0)"
+
+
+@pytest.mark.parametrize("keep", [1, 7, 8])
+def test_few_draws_may_be_kept_of_a_run_of_open_length(keep):
+    """By fewer than four chains cannot be compared, which was an error at the end of its first
+    part: it has the length that the recipe wants then."""
+    x = torch.linspace(-1, 1, 60)[:, None]
+    sampler = Langevin(nn.Linear(1, 1), likelihoods.Gaussian(0.1), recipe=SHORT, chains=2)
+    run = sampler.sample((x, x.sin()), keep=keep, progress=False)
+    assert 1 <= run.draws <= keep
+    assert (run.plan.open_end is None) == (keep < 8)
+    assert keep == 8 or run.config["steps"] == run.plan.steps

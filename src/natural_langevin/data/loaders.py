@@ -167,6 +167,17 @@ class SharedBatches:
     loader: DataLoader[Any]
 
 
+def rows_of_batch(data: object) -> int | None:
+    """Rows of the batches that a loader makes; None for other data, and where it does not say."""
+    loader = data.loader if isinstance(data, SharedBatches) else data
+    if not isinstance(loader, DataLoader):
+        return None
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    if size is None:
+        return None
+    return max(1, min(int(size), _length_or_none(loader.dataset) or int(size)))
+
+
 class _LoaderStream:
     """What both streams below share. ``check(x, y)``, where given, sees every batch on its way and
     may refuse it; ``split`` makes (x, y) of what the loader yields."""

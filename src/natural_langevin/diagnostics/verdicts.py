@@ -28,6 +28,7 @@ from natural_langevin.diagnostics.kinetic import Kinetic
 from natural_langevin.diagnostics.limits import distance_limit, ess_limit, rhat_limit, too_high
 from natural_langevin.diagnostics.ranks import Array
 from natural_langevin.diagnostics.reading import Reading
+from natural_langevin.metrics import ClassificationScores, RegressionScores
 
 #: Extra temperature, as a fraction of T, that is worth a word.
 BIAS_LIMIT = 0.1
@@ -97,7 +98,7 @@ class Diagnosis:
     shared: bool = False
     adapting: bool = False
     advice: Advice = field(default_factory=Advice)
-    scores: Any = None
+    scores: ClassificationScores | RegressionScores | None = None
 
     @property
     def usable(self) -> bool | None:

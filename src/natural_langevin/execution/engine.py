@@ -264,7 +264,9 @@ class Engine:
         if device.type == "cuda" and self.step is not None and not in_turn:
             self._graph = GraphedStep(self.step)
 
-    def _fused_step(self, state: State, compile: Any = None) -> kernels.FusedStep | None:
+    def _fused_step(
+        self, state: State, compile: Callable[[Any], Any] | None = None
+    ) -> kernels.FusedStep | None:
         """The step whose linear layers are updated by kernels, where they implement it."""
         if not self._fuse or "linear" not in self.dynamics.kernels:
             return None

@@ -113,7 +113,9 @@ class Fisher:
         self.basis: Callable[[], Basis] = (
             dict  # of the statistics "rotated": the optimizer knows it
         )
-        self.draw: Any = None  # given by whoever knows how to draw labels from the model
+        self.draw: Callable[[Any, int], None] | None = (
+            None  # given by whoever knows how to draw labels from the model
+        )
         #: Whether what comes after a pass may be a CUDA graph; not where the loop records it all.
         self.records = True
         #: Whether the next step wants statistics at all.

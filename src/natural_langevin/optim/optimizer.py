@@ -225,7 +225,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         self._prior: dict[str, priors.Prior] = {}
         self._blocks: list[tuple[str, ...]] = []  # of names that the metric couples
         self._updates: list[tuple[int, Update]] = []  # each with the number of its group
-        self._made_for: Any = None  # what the updates depend on
+        self._made_for: object = None  # what the updates depend on
         self._table: RatesTable | None = None
         self.capturable = capturable
         self._unread: _Unread | None = None  # of the last step, on a GPU

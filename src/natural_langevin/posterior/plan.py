@@ -27,6 +27,10 @@ from natural_langevin.posterior.units import Units
 #: Draws of every chain that are kept where nobody says how many.
 DRAWS = 200
 FORMAT = 5
+#: ``keep`` below which chains are not compared: that takes 4 draws, and thinning may halve them.
+FEWEST_COMPARED = 8
+#: The reason of what a user has chosen.
+GIVEN = "given"
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,8 @@ class Plan:
     where the search of ``choose_step_size`` found it. ``chains``: None is the sampler's own number.
     ``burn_in`` and ``thin``: None is a third of the steps, and about ``draws`` draws.
     ``extended``: the steps of phases that went on beyond their end, 0 for others.
-    ``reasons``: why each is what it is, by field."""
+    ``reasons``: why each is what it is, by line of the table; ``decided``: what it says there,
+    so that the table names whatever was changed since."""
 
     recipe: str
     prior: str
@@ -139,6 +144,7 @@ class Plan:
     execution: str = "auto"
     measured: Mapping[str, Any] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
+    decided: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.recipe not in ("auto", "paper"):
@@ -151,8 +157,10 @@ class Plan:
 
     @property
     def open_end(self) -> OpenEnd | None:
-        """The end of a run of open length: none where steps, burn-in or thinning are given."""
+        """The end of a run of open length: none where steps, burn-in or thinning are given, or too
+        few draws are kept to compare chains by."""
         chosen = self.burn_in is None and self.thin is None
+        chosen &= self.keep is None or self.keep >= FEWEST_COMPARED
         return self.end if chosen and self.end is not None and self.end.of == self.steps else None
 
     def lengths(self) -> list[tuple[int, int, int]]:
@@ -267,17 +275,55 @@ class Plan:
             steps = f"{first} steps, up to {most} until chains agree"
         return f"{steps}, minibatches of {self.batch_size}"
 
+    def as_decided(self) -> Plan:
+        """The same, whose table names what is changed from now on."""
+        return replace(self, decided=dict(self._table()))
+
     def _rows(self) -> list[tuple[str, str, str]]:
-        """What, its value, and why; of prior, metric and dynamics their arguments if nothing."""
-        dynamics = self.dynamics
+        """What, its value, and why."""
+        why, was = self._reasons(), dict(self.decided)
+        for name, own in (("burn_in", self.burn_in), ("thin", self.thin)):
+            if own is None:  # follows from the steps
+                was.pop(name, None)
+        return [
+            (name, value, why[name] if was.get(name, value) == value else f"was {was[name]}")
+            for name, value in self._table()
+        ]
+
+    def _reasons(self) -> dict[str, str]:
+        """Why each is what it is; of prior, metric and dynamics also their arguments."""
+        dynamics, known = self.dynamics, dict(self.reasons)
         if dynamics.startswith("Overdamped") or "'euler'" in dynamics:
             dynamics += ": its bias is of first order in the step size"
-        full = {"prior": self.prior, "metric": self.metric, "dynamics": dynamics}
-        why = full | dict(self.reasons)
-        return [(name, value, why.get(name, "")) for name, value in self._table()]
+        arguments = {"metric": self.metric, "dynamics": dynamics}
+        if self.prior_scale is None:
+            arguments["prior"] = self.prior
+        for name, value in arguments.items():
+            known[name] = f"{known[name]}: {value}" if name in known else value
+        kept = f"about {self.draws} draws of every chain" if self.thin is None else GIVEN
+        usual = dict.fromkeys(name for name, _ in self._table()) | {
+            "prior": "no other scale was compared",
+            "bias prior": "that of a weight with one input",
+            "burn_in": GIVEN if self.burn_in is not None else "a third of the steps",
+            "thin": kept if self.keep is None else f"{kept}, doubled until keep={self.keep}",
+            "units": "columns or targets are of unusual size",
+            "calibration": "by rows that are held out, where there are any",
+            "execution": "the fastest way that supports the run",
+        }
+        if not self.calibrate:
+            usual["calibration"] = GIVEN
+        elif corrected := [known[k] for k in ("sharpness", "spread") if k in known]:
+            usual["calibration"] = corrected[0]
+        if self.execution != "auto":
+            usual["execution"] = GIVEN
+        found = {name: known.get(name) or why or GIVEN for name, why in usual.items()}
+        if len(parts := self.lengths()) > 1:
+            more = ", ".join(str(steps) for steps, _, _ in parts[1:])
+            found["steps"] += f"; a part of it, then {more} until chains agree"
+        return found
 
     def _table(self) -> list[tuple[str, str]]:
-        steps, burn_in, thin = self.usual(self.steps, self.burn_in, self.thin)
+        steps, burn_in, thin = self.lengths()[0]
         size = "as given" if self.step_size is None else _shown(self.step_size)
         scale = self.prior_scale
         rows: list[tuple[str, Any]] = [
@@ -297,6 +343,7 @@ class Plan:
             ("steps", steps),
             ("burn_in", burn_in),
             ("thin", thin),
+            ("keep", self.keep),
             ("until", self.until),
             ("seconds", self.seconds),
             ("exchange", self.exchange),

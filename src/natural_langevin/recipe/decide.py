@@ -43,6 +43,9 @@ from natural_langevin.run.until import parse, thinning
 
 log = logging.getLogger("natural_langevin")
 
+#: The reason of a length that the clock has chosen.
+AS_TIME_ALLOWS = "as time allows"
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -63,12 +66,12 @@ def decide(motion: Motion, given: Given, asked: Asked, limit: TimeLimit = NO_LIM
     check_given(
         steps=asked.steps, burn_in=asked.burn_in, thin=asked.thin, batch_size=asked.batch_size
     )
-    processes = motion.problem.chains.processes
+    processes, asked = motion.problem.chains.processes, _with_loaders_batch(motion, asked)
     log.info("recipe=%r chooses what was not given", given.recipe)
     if given.by_recipe:
         with processes.together("choosing what was not given"):
-            return _by_recipe(motion, given, asked, limit)
-    return _by_paper(motion, given, asked, limit)
+            return _by_recipe(motion, given, asked, limit).as_decided()
+    return _by_paper(motion, given, asked, limit).as_decided()
 
 
 def follow(motion: Motion, plan: Plan) -> Motion:
@@ -87,15 +90,26 @@ def follow(motion: Motion, plan: Plan) -> Motion:
 
 def adopted(motion: Motion, given: Given, plan: Plan, asked: Asked) -> Plan:
     """A plan made beforehand, changed by the arguments given beside it; refused if it was made for
-    another metric or other dynamics."""
-    metric, dynamics = stable_repr(motion.preconditioner), stable_repr(motion.integrator)
-    for name, ours in {"recipe": given.recipe, "metric": metric, "dynamics": dynamics}.items():
-        if (theirs := getattr(plan, name)) != ours:
+    another prior, another metric or other dynamics, which are the sampler's own."""
+    ours = _named(motion, given, asked)
+    chosen = plan.prior_scale is not None
+    if chosen != given.scale_open or (given.auto and plan.step_size is None):
+        raise ValueError(
+            "the plan belongs to another sampler: a prior or step size was given there and is "
+            "chosen here, or the other way round. Give a plan returned by this sampler's plan(data)"
+        )
+    names = ["recipe", "metric", "dynamics"] + ["prior"] * (not given.scale_open)
+    for name in names:
+        if (theirs := getattr(plan, name)) != (here := getattr(ours, name)):
             raise ValueError(
-                f"the plan belongs to another sampler: {name} is {theirs} there, {ours} here. "
+                f"the plan belongs to another sampler: {name} is {theirs} there, {here} here. "
                 "Give a plan returned by this sampler's plan(data)"
             )
-    return _with(plan, asked)
+    found = _with(plan, _with_loaders_batch(motion, asked))
+    check_given(
+        steps=found.steps, burn_in=found.burn_in, thin=found.thin, batch_size=found.batch_size
+    )
+    return found
 
 
 def is_of(plan: Plan, given: Given) -> bool:
@@ -110,19 +124,27 @@ def resumed(
 ) -> Plan:
     """The plan of a resumed run, which keeps its choices; if more steps are asked for than the
     current ``phase`` has, the phase is extended."""
+    asked = _with_loaders_batch(motion, asked)
     if asked.steps is not None and asked.steps >= steps:
         kept = resumed(motion, given, plan, replace(asked, steps=None), phase=phase, steps=steps)
         return kept if asked.steps == steps else kept.longer(phase, asked.steps, given=True)
     if not given.by_recipe:
         fresh = _given_plan(motion, given, replace(asked, steps=asked.steps or plan.steps))
-        chosen = {k: getattr(plan, k) for k in ("step_size", "falls_from", "measured", "reasons")}
+        names = ("step_size", "falls_from", "measured", "reasons", "decided")
+        chosen = {k: getattr(plan, k) for k in names}
         return replace(fresh, seconds=plan.seconds, **chosen)
     start = plan.start if given.start_open else motion.start
-    kept = replace(
+    same = replace(
         plan, start=start, calibrate=given.calibrate, until=asked.until, keep=asked.keep,
         exchange=asked.exchange,
     )  # fmt: skip
-    return _with(kept, asked)
+    return _with(same, asked)
+
+
+def _with_loaders_batch(motion: Motion, asked: Asked) -> Asked:
+    """With the batch size of a DataLoader, if there is one: its batches are taken as they are."""
+    size = motion.problem.loaders_batch
+    return asked if size is None else replace(asked, batch_size=size)
 
 
 def _with(plan: Plan, asked: Asked) -> Plan:
@@ -137,6 +159,7 @@ def _with(plan: Plan, asked: Asked) -> Plan:
 def _named(motion: Motion, given: Given, asked: Asked) -> Plan:
     """A plan of no length, which names prior, metric and integrator, and what no recipe chooses."""
     priors = {stable_repr(p) for p in motion.problem.prior.values()}
+    why = {k: v for k, v in given.why.items() if k != "prior" or not given.scale_open}
     return Plan(
         recipe=given.recipe,
         prior="; ".join(sorted(priors)),
@@ -150,14 +173,14 @@ def _named(motion: Motion, given: Given, asked: Asked) -> Plan:
         exchange=asked.exchange,
         calibrate=given.calibrate,
         execution=str(motion.compile),
+        reasons=why,
     )
 
 
 def _by_paper(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> Plan:
     """The plan of a sampler with a given step size or dynamics."""
-    settings = given.settings
-    batch_size = preparation.open_batch(motion) if asked.batch_size is None else asked.batch_size
-    batch_size, steps = whole_number("batch_size", batch_size), asked.steps
+    settings, steps = given.settings, asked.steps
+    batch_size = _paper_batch(motion, asked)
     if steps is None and asked.seconds is not None and asked.until is None:
         size = known_step_size(given.step_size)
         steps = pace.steps_within(
@@ -165,13 +188,16 @@ def _by_paper(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> P
             limit=limit,
         )  # fmt: skip
         steps = int(settings.time.more * steps) if limit.ends_run else steps
+    clocked = asked.steps is None
     if steps is None:
         raise ValueError(
             "steps is required with a given step size: sample(data, steps=...); with "
             'step_size="auto", the default, the run chooses its length. With until=, steps is '
             "the upper limit"
         )
-    plan = _given_plan(motion, given, replace(asked, steps=steps, batch_size=batch_size))
+    plan = _given_plan(motion, given, replace(asked, steps=steps))
+    if clocked:
+        plan = replace(plan, reasons=dict(plan.reasons) | {"steps": AS_TIME_ALLOWS})
     if not given.auto:
         return plan
     with motion.problem.chains.processes.together("choosing the step size"):
@@ -183,17 +209,29 @@ def _by_paper(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> P
     )  # fmt: skip
 
 
+def _paper_batch(motion: Motion, asked: Asked) -> int:
+    """Rows of a minibatch, without the recipe's rule."""
+    size = preparation.open_batch(motion) if asked.batch_size is None else asked.batch_size
+    return whole_number("batch_size", size)
+
+
 def _given_plan(motion: Motion, given: Given, asked: Asked) -> Plan:
     """A plan of ``asked.steps`` steps in which only the step size is not given."""
-    batch_size = preparation.open_batch(motion) if asked.batch_size is None else asked.batch_size
+    named = _named(motion, given, asked)
+    usual = {
+        "start": "the paper's" if given.start_open else None,
+        "batch_size": "100, or all there are" if asked.batch_size is None else None,
+        "burn_in": "the paper's" if asked.burn_in is None else None,
+        "thin": "the paper's: every iterate is kept" if asked.thin is None else None,
+    }
     return replace(
-        _named(motion, given, asked),
-        batch_size=whole_number("batch_size", batch_size),
+        named,
+        batch_size=_paper_batch(motion, asked),
         steps=whole_number("steps", asked.steps),
         burn_in=whole_number("burn_in", asked.burn_in or 0),
         thin=whole_number("thin", 1 if asked.thin is None else asked.thin),
         start=motion.start,
-        reasons={"step_size": "given", "steps": "given", "start": "given"},
+        reasons=dict(named.reasons) | {k: v for k, v in usual.items() if v is not None},
     )
 
 
@@ -218,8 +256,13 @@ def _by_recipe(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> 
     )
     x, y, num_data = problem.rows()
     costs = cost.of_problem(problem, x, settings)
+    batch_why = "given" if problem.loaders_batch is None else "the DataLoader's"
     if batch_size is None:
         batch_size = _batch_size(motion, len(x), costs)
+        rule = settings.batch
+        batch_why = (
+            f"a {rule.part}th of the rows, from {rule.fewest} to {rule.most}, as costs allow"
+        )
     begin, downhill, why = motion.start, False, "given"
     if begin == "auto":
         begin, downhill = starts.better(problem, (x, y), settings.start)
@@ -237,8 +280,9 @@ def _by_recipe(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> 
     scale = None
     if given.scale_open:
         scale = 1.0 if choice.prior_scale is None else choice.prior_scale.value
+    named = _named(motion, given, asked)
     plan = replace(
-        _named(motion, given, asked),
+        named,
         batch_size=batch_size,
         start=begin,
         descent=settings.descent if downhill else None,
@@ -249,15 +293,19 @@ def _by_recipe(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> 
         control_variates=choice.control_variates,
         units=problem.units,
         measured=choice.measured(),
-        reasons=choice.reasons() | {"start": why},
+        reasons=dict(named.reasons) | choice.reasons() | {"start": why, "batch_size": batch_why},
     )
     affordable = None
     if asked.steps is None and asked.seconds is not None and asked.until is None:
         plan, affordable = _within(search, plan, choice, limit, chains_open=given.chains_open)
     lengths = _length(search, plan, choice, asked, affordable, ends=limit.ends_run)
+    reasons = dict(plan.reasons) | {"steps": lengths.reason}
+    if affordable is not None:
+        chosen = [k for k in ("burn_in", "thin") if getattr(asked, k) is None]
+        reasons |= dict.fromkeys(chosen, AS_TIME_ALLOWS)
     plan = replace(
         plan, steps=lengths.steps, burn_in=lengths.burn_in, thin=lengths.thin, end=lengths.end,
-        reasons=dict(plan.reasons) | {"steps": lengths.reason},
+        reasons=reasons,
     )  # fmt: skip
     if not given.calibrate:
         return plan
@@ -270,14 +318,11 @@ def _by_recipe(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> 
 
 
 def _with_step_size(choice: recipe.Choice, given: Given) -> recipe.Choice:
-    """The same with a given step size, whose largest value determines the length."""
-    return dataclasses.replace(choice, step_size=_largest(given), reason="given")
-
-
-def _largest(given: Given) -> float:
-    """The largest value of a given step size."""
+    """The same with a given step size, whose largest value determines the length, and the heat."""
     size = known_step_size(given.step_size)
-    return float(torch.as_tensor(size(0) if callable(size) else size).max())
+    eta = float(torch.as_tensor(size(0) if callable(size) else size).max())
+    heat = choice.heat * eta / choice.step_size
+    return dataclasses.replace(choice, step_size=eta, heat=heat, reason="given")
 
 
 def _batch_size(motion: Motion, rows: int, costs: cost.Costs) -> int:
@@ -309,11 +354,7 @@ def _chosen(
         prior = recipe.prior(scale.value if scale else 1.0)
         motion = motion.on(motion.problem.with_prior(prior))
         search = search._replace(motion=motion)
-    few = motion.problem.weights <= search.costs.settings.step_size.most_weights
-    if given.auto or few:  # of few weights friction and length follow from all curvatures
-        pilot = step_size.by_curvature(search, rows, num_data, shuffled=not lent)
-    else:
-        pilot = [step_size.of_given(search, _largest(given), num_data)]
+    pilot = step_size.by_curvature(search, rows, num_data, shuffled=not lent)
     found = recipe.Choice.most_careful(pilot)
     if choice is None:
         return found
@@ -366,6 +407,8 @@ def _length(
         fewest=costs.fewest_steps(problem.rows()[2], plan.batch_size, problem.chains.count),
     )  # fmt: skip
     found = length(steps=steps)
+    if affordable is not None:
+        found = found._replace(reason=AS_TIME_ALLOWS)
     if asked.until is not None:
         usual = found if steps is None else length(steps=None)
         if steps is None or steps > usual.steps:

@@ -9,6 +9,7 @@ iterate kept; the step size, if not given, by the search of ``choose_step_size``
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -42,7 +43,8 @@ def for_tables() -> Settings:
 class Given:
     """Complete arguments; the step size is still to be chosen if ``auto``, the prior's scale if
     ``scale_open``. ``by_recipe``: whether the recipe's dynamics, start and length are used;
-    ``chains_open``: whether it may choose the number of chains."""
+    ``chains_open``: whether it may choose the number of chains; ``why``: of prior, metric and
+    dynamics, whether they were given or are a recipe's."""
 
     prior: priors.PriorLike
     preconditioner: preconditioners.Preconditioner
@@ -57,6 +59,7 @@ class Given:
     calibrate: bool
     recipe: RecipeName
     settings: Settings
+    why: Mapping[str, str]
 
 
 def fill(
@@ -85,6 +88,9 @@ def fill(
     if recipe is None:
         recipe = "auto" if auto and dynamics is None else "paper"
     ours = recipe == "auto"
+    theirs = {"prior": prior, "metric": preconditioner, "dynamics": dynamics}
+    usual_words = "the recipe's" if ours else "the paper's"
+    why = {name: usual_words if one is None else "given" for name, one in theirs.items()}
     by_recipe = ours and dynamics is None
     scale_open, start_open = by_recipe and prior is None, init is None
     if prior is None:
@@ -105,5 +111,5 @@ def fill(
         dynamics=usual if dynamics is None else dynamics, step_size=step_size, init=init,
         auto=auto, by_recipe=by_recipe, scale_open=scale_open, start_open=start_open,
         chains_open=chains_open and auto and scale_open and start_open, calibrate=calibrate,
-        recipe=recipe, settings=settings,
+        recipe=recipe, settings=settings, why=why,
     )  # fmt: skip

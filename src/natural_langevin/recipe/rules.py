@@ -162,7 +162,12 @@ class Choice:
     def reasons(self) -> dict[str, str]:
         """Why each is what it is."""
         parts = {"prior": self.prior_scale, "sharpness": self.sharpness, "spread": self.spread}
-        return {"step_size": self.reason} | {k: v.reason for k, v in parts.items() if v is not None}
+        usual = self.friction == StepSize.friction
+        own = {
+            "step_size": self.reason,
+            "friction": "the usual one" if usual else "less than usual, as the step size is small",
+        }
+        return own | {k: v.reason for k, v in parts.items() if v is not None}
 
     def measured(self) -> dict[str, Any]:
         """What the pilot saw."""

@@ -116,19 +116,6 @@ def by_curvature(
     ]
 
 
-def of_given(search: cost.Search, eta: float, num_data: float) -> Choice:
-    """The choice for a given step size, without a pilot: the friction of a network with such steps,
-    whose metric comes from data only."""
-    motion, costs = search.motion, search.costs
-    moves, limits = motion.frame, costs.settings.step_size
-    per_step = _heat(moves, motion.init(), num_data, search.batch_size, limits.friction)
-    heat = eta * float(per_step.max())
-    way = "native" if costs.budget.engine else "eager"
-    found = Choice(eta, None, heat, "given", way, friction=limits.friction)
-    fisher = isinstance(moves.preconditioner, FisherPreconditioner)
-    return _less_friction(found, limits) if fisher else found
-
-
 def _pilot(
     search: cost.Search,
     moves: LangevinDynamics,

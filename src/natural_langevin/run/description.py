@@ -95,7 +95,7 @@ def recipe(plan: Plan) -> dict[str, Any]:
         "prior_scale": None, "sharpness": None, "spread": None,
         **plan.measured,
     }  # fmt: skip
-    if "prior" in plan.reasons:
+    if plan.prior_scale is not None and "prior" in plan.reasons:
         found["prior_scale"] = {"value": plan.prior_scale, "reason": plan.reasons["prior"]}
     if chosen is not None and chosen.sharpness is not None:
         found["sharpness"] = {"value": chosen.sharpness, "reason": plan.reasons["sharpness"]}

@@ -125,7 +125,8 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
     def __setstate__(self, state: dict[str, Any]) -> None:
         version = state.pop(pickles.VERSION, None)
         super().__setstate__(state)
-        pickles.checked(self, version)
+        if (reason := pickles.checked(self, version)) is not None:
+            self._unreadable = reason
 
     def _check_fitted(self) -> None:
         """Raises an error if not fitted, or fitted by another version in a form that cannot be

@@ -11,8 +11,12 @@ import inspect
 import warnings
 from typing import Any
 
+from sklearn.base import BaseEstimator
+
 from natural_langevin._internal.version import __version__
 from natural_langevin.data.table import Table, need_pandas
+from natural_langevin.tabular.features import Features
+from natural_langevin.tabular.learned import Learned
 
 #: Under which the version stands in an estimator's state.
 VERSION = "_natural_langevin_version"
@@ -30,41 +34,42 @@ def begin(kind: type, version: str) -> Any:
     return object.__new__(kind)
 
 
-def reduced(model: Any, state: dict[str, Any]) -> tuple[Any, ...]:
+def reduced(model: BaseEstimator, state: dict[str, Any]) -> tuple[Any, ...]:
     """How pickle writes the estimator."""
     return begin, (type(model), __version__), state | {VERSION: __version__}
 
 
-def checked(model: Any, version: str | None) -> None:
+def checked(model: BaseEstimator, version: str | None) -> str | None:
     """After its state was read: settings that a former version did not have get their defaults;
-    what another version learned is kept if it can be used, and otherwise only why it cannot."""
+    what another version learned is kept if it can be used, and otherwise only why it cannot, which
+    is returned."""
     kind = type(model)
     for name, parameter in inspect.signature(kind.__init__).parameters.items():
         if name != "self" and name not in vars(model):
             setattr(model, name, parameter.default)
     if version == __version__ or "learned_" not in vars(model):
-        return
+        return None
     try:
-        _answer_one(model)
+        _answer_one(model.features_, model.learned_)
     except Exception as error:  # whatever attributes another version had
         learned = [name for name in vars(model) if name.endswith("_")]
         for name in learned:
             delattr(model, name)
-        model._unreadable = (
+        reason = (
             f"{_words(kind, version)}. What it learned cannot be read here "
             f"({type(error).__name__}: {error}); its settings can"
         )
-        warnings.warn(model._unreadable, OtherVersionWarning, stacklevel=4)
-        return
+        warnings.warn(reason, OtherVersionWarning, stacklevel=4)
+        return reason
     if version is None:
         warnings.warn(_words(kind, version), OtherVersionWarning, stacklevel=4)
+    return None
 
 
-def _answer_one(model: Any) -> None:
+def _answer_one(features: Features, learned: Learned) -> None:
     """An answer to a row whose cells are all missing."""
-    names = model.features_.names
-    table = Table("X", need_pandas().DataFrame({name: [None] for name in names}), "row")
-    x, learned = model.features_.encode(table).x, model.learned_
+    frame = need_pandas().DataFrame({name: [None] for name in features.names})
+    x = features.encode(Table("X", frame, "row")).x
     _ = learned.probabilities(x) if learned.outcome.classes else learned.predictive(x).mean
 
 

@@ -80,7 +80,7 @@ class View:
             calibrate=False,  # ``weighing`` does, for all views together
         )
 
-    def _prior(self) -> Any:
+    def _prior(self) -> priors.Prior | None:
         variance = self.settings.prior_variance
         if variance == AUTO:
             return None

@@ -240,7 +240,7 @@ class DrawnInputs:
     call writes over it."""
 
     def __init__(self) -> None:
-        self._known: Any = None
+        self._known: tuple[object, ...] = ()
         self._numbers = torch.empty(0)
 
     def __call__(

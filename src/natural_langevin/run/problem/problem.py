@@ -23,7 +23,7 @@ from natural_langevin import priors
 from natural_langevin._internal.chains import Batch
 from natural_langevin._internal.fingerprints import fingerprint
 from natural_langevin._internal.processes import Processes
-from natural_langevin.data.loaders import NO_BATCH, SharedBatches
+from natural_langevin.data.loaders import NO_BATCH, SharedBatches, rows_of_batch
 from natural_langevin.data.signature import Signature
 from natural_langevin.data.streams import (
     InMemory,
@@ -251,6 +251,11 @@ class Problem:
         found = torch.stack(rows) + total
         found = found if self.units is None else found - count * self.units.shift
         return found[0] if extra == {0} else found
+
+    @property
+    def loaders_batch(self) -> int | None:
+        """Rows of a DataLoader's batches, which nothing else decides; None: data in memory."""
+        return rows_of_batch(self.given_data)
 
     def usual_batch(self, *, most: float) -> int:
         """The default number of rows of a minibatch."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -123,13 +123,14 @@ def agrees_in_double(native: NativeMLP, state: State) -> bool:
         old, gradients=gradients, temperature=old.temperature.double(), power=power
     )
     batch = _batch(native.stream, int(state.step), len(state.diverged))
-    stream: Any = _OneBatch(*map(_widened, batch), chain_axis=native.stream.chain_axis)
+    one = _OneBatch(*map(_widened, batch), chain_axis=native.stream.chain_axis)
+    stream = cast("Stream", one)
     rates = native.rates.without_stages(torch.float64)
     state = pytree.tree_map(_widened, state)
     return agrees(NativeMLP(wide, state, stream, rates, native.num_data), state)
 
 
-def _batch(stream: Any, step: int, chains: int) -> tuple[Tensor, Tensor]:
+def _batch(stream: Stream | _OneBatch, step: int, chains: int) -> tuple[Tensor, Tensor]:
     """The step's own in memory, elsewhere an example, with a chain axis where there is one."""
     if isinstance(stream, InMemory | _OneBatch):
         return stream.batch(step)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -20,13 +21,14 @@ from natural_langevin.execution.kernels.native.layout import (
     PRIOR_NUMBERS,
     PRIORS,
 )
+from natural_langevin.statistics import Gradients
 
 
 class UnsupportedError(Exception):
     """Something that the native engine does not take, in words."""
 
 
-def refuse_indirect(gradients: Any) -> None:
+def refuse_indirect(gradients: Gradients) -> None:
     """Gradients must be a whole minibatch's own, in the precision of the network."""
     if gradients.microbatch is not None or gradients.data_parallel is not None:
         raise UnsupportedError("minibatches in pieces")
@@ -44,13 +46,13 @@ _METRICS = {
 }
 
 
-def _known_as(one: Any, module: Any) -> str:
+def _known_as(one: object, module: ModuleType) -> str:
     """The name under which a module offers exactly this type, or nothing."""
     name = type(one).__name__
     return name if getattr(module, name, None) is type(one) else ""
 
 
-def metric(preconditioner: Any) -> tuple[int, str | None]:
+def metric(preconditioner: preconditioners.Preconditioner) -> tuple[int, str | None]:
     """The metric's number in layout.h, and the field of its state that holds the diagonal of J."""
     found = _METRICS.get(_known_as(preconditioner, preconditioners))
     if found is None:
@@ -99,7 +101,7 @@ _PRIORS: dict[str, tuple[str, Callable[[Any], tuple[Any, ...]]]] = {
 }
 
 
-def prior(one: Any, chains: int, dtype: torch.dtype) -> tuple[int, Tensor, Tensor | None]:
+def prior(one: priors.Prior, chains: int, dtype: torch.dtype) -> tuple[int, Tensor, Tensor | None]:
     """The prior's number in layout.h, its settings as numbers, (chain, PRIOR_NUMBERS), and its
     means where every weight has one, (chain, *shape)."""
     found = _PRIORS.get(_known_as(one, priors))
@@ -156,11 +158,12 @@ class Law(NamedTuple):
     scale: tuple[float, ...] | None = None
 
 
-def likelihood(one: Any, *, drawn: bool) -> Law:
+def likelihood(one: likelihoods.Likelihood, *, drawn: bool) -> Law:
     """The likelihood's number and settings. ``drawn``: whether labels are drawn from it."""
     name = _known_as(one, likelihoods)
     if name == "Scaled":
-        return likelihood(one.likelihood, drawn=drawn)._replace(scale=one.scale)
+        scaled = cast("likelihoods.Scaled", one)
+        return likelihood(scaled.likelihood, drawn=drawn)._replace(scale=scaled.scale)
     weighted = one.class_weights is not None or one.ignore_index is not None
     own = one.own_parameter is not None
     if name not in _LIKELIHOODS or (drawn and (weighted or own or name in _NOT_DRAWN)):
@@ -173,11 +176,12 @@ def likelihood(one: Any, *, drawn: bool) -> Law:
     return Law(number, variance, float(getattr(one, "df", 0.0)), own=own)
 
 
-def targets(one: Any, y: Tensor, outputs: int, dtype: torch.dtype) -> Targets:
+def targets(one: likelihoods.Likelihood, y: Tensor, outputs: int, dtype: torch.dtype) -> Targets:
     """``y`` (row, ...) as the likelihood reads it."""
     if _known_as(one, likelihoods) == "Scaled":
-        found = targets(one.likelihood, y, outputs, dtype)
-        shift = sum(math.log(s) for s in one.scale)
+        scaled = cast("likelihoods.Scaled", one)
+        found = targets(scaled.likelihood, y, outputs, dtype)
+        shift = sum(math.log(s) for s in scaled.scale)
         return found._replace(offset=torch.full((len(y),), shift, dtype=dtype))
     per_target = _LIKELIHOODS[type(one).__name__][1] and one.outputs_per_target
     if per_target is None:
@@ -194,7 +198,7 @@ def targets(one: Any, y: Tensor, outputs: int, dtype: torch.dtype) -> Targets:
     return Targets(values=values, offset=constant)
 
 
-def _classes(one: Any, y: Tensor, dtype: torch.dtype) -> Targets:
+def _classes(one: likelihoods.Likelihood, y: Tensor, dtype: torch.dtype) -> Targets:
     if y.ndim != 1:
         raise UnsupportedError("several classes per sample")
     classes, weight = y.detach().to(torch.int64).contiguous(), None

@@ -111,16 +111,16 @@ def count_bytes(sampler: Langevin, data: Any) -> tuple[int, Any]:
     assert sampler.place is not None
     assert sampler.place.data is not None
     peers, seen = sampler.place.data, list[Any]()
-    start = peers.start
+    add_up = peers.add_up
 
     def counting(tree: Any) -> Any:
         seen.append(tree)
-        return start(tree)
+        return add_up(tree)
 
-    peers.start = counting  # type: ignore[method-assign]
+    peers.add_up = counting  # type: ignore[method-assign]
     engine, state = sampler.prepare(data, steps=1, batch_size=BATCH)
     engine.run(state, 0, 1)
-    del peers.start
+    del peers.add_up
     return sum(leaf.nbytes for leaf in pytree.tree_leaves(seen)), seen
 
 

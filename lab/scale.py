@@ -29,6 +29,7 @@ from lab.scale_model import Network, exchanged
 from natural_langevin import Langevin, likelihoods, models, preconditioners
 from natural_langevin.cli.experiments.origin import origin
 from natural_langevin.distributed import Layout, join
+from natural_langevin.distributed.process_mesh import DataGroup, ProcessMesh
 
 SIZES, BATCH, CHAINS = (784, (400, 400), 10), 120, 4
 METRICS = {
@@ -82,8 +83,7 @@ def worker(out: Path) -> None:
         alone = Langevin(network(), parallel=None, **options)
         spread = Langevin(network(), **(options | {"chains": CHAINS}))
         counted, tree = count_bytes(shared, data)
-        peers = shared.place.data if shared.place is not None else None
-        assert peers is not None
+        peers = peers_of(shared)
 
         def exchange(tree: Any = tree, peers: Any = peers) -> None:
             for _ in range(STEPS):
@@ -106,21 +106,26 @@ def worker(out: Path) -> None:
     out.with_name(f"{out.name}-{group.rank}.json").write_text(json.dumps(found))
 
 
+def peers_of(sampler: Langevin) -> DataGroup:
+    """The processes that share its minibatches."""
+    assert isinstance(sampler.mesh, ProcessMesh)
+    assert sampler.mesh.data is not None
+    return sampler.mesh.data
+
+
 def count_bytes(sampler: Langevin, data: Any) -> tuple[int, Any]:
     """What one step hands to the exchange: how many bytes, and the tree itself."""
-    assert sampler.place is not None
-    assert sampler.place.data is not None
-    peers, seen = sampler.place.data, list[Any]()
-    start = peers.start
+    peers, seen = peers_of(sampler), list[Any]()
+    add_up = peers.add_up
 
     def counting(tree: Any) -> Any:
         seen.append(tree)
-        return start(tree)
+        return add_up(tree)
 
-    peers.start = counting  # type: ignore[method-assign]
+    peers.add_up = counting  # type: ignore[method-assign]
     engine, state = sampler.prepare(data, steps=1, batch_size=BATCH)
     engine.run(state, 0, 1)
-    del peers.start
+    del peers.add_up
     return sum(leaf.nbytes for leaf in pytree.tree_leaves(seen)), seen
 
 

@@ -32,7 +32,6 @@ from natural_langevin.recipe import decide, open_settings, rules
 from natural_langevin.recipe.decide import Asked
 from natural_langevin.recipe.open_settings import Given
 from natural_langevin.recipe.settings import Settings
-from natural_langevin.recipe.step_size import SearchResult, refuse_loader
 from natural_langevin.run import description, preparation, temperature_probe
 from natural_langevin.run.checkpoint import local_folders, resumed_config
 from natural_langevin.run.kept_draws import check_every, check_sample_dtype
@@ -552,20 +551,6 @@ class Langevin:
 
     def _threads(self) -> contextlib.AbstractContextManager[None]:
         return threads.one() if work.is_small(self.problem) else contextlib.nullcontext()
-
-    @data_in_one
-    def choose_step_size(
-        self, data: Any, steps: int, *, batch_size: int = 100, splits: int | None = None
-    ) -> SearchResult:
-        """The step size that short runs choose for one of ``steps`` steps (``recipe.step_size``).
-
-        ``splits``: the number of folds held out in turn; scores are averaged. None: as needed."""
-        refuse_loader(data)
-        with self._own_network() as motion:
-            motion = motion.on(motion.problem.on(data))
-            return decide.searched(
-                motion, self.given.settings, steps=steps, batch_size=batch_size, splits=splits
-            )
 
     def effective_temperature(
         self, data: Any, *, posterior: Posterior | None = None, steps: int = 50,

@@ -177,18 +177,16 @@ def check_single_steps(group: Group, folder: Path) -> float:
 
 
 def check_exchange_compiled(group: Group, folder: Path) -> float:
-    """Two sums under way while something else is computed, by the compiler that writes C++ at one
-    process and as it is written at the others: they exchange in the same order.
+    """Two sums with something between them, by the compiler that writes C++ at one process and as
+    it is written at the others: they exchange in the same order.
 
     Of the whole step, which takes a minute at every process, that is ``check_compiled``."""
     of_group = DataGroup(dist.group.WORLD, rank=group.rank, size=group.world)
 
     def exchange(own: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-        first = of_group.start({"sum": own.cos(), "counts": counts})
-        second = of_group.start(own * 2)
-        between = own.sin()  # after the exchange began: its buffers are not to be written to
-        found = first()
-        return found["sum"] + between + second(), found["counts"]
+        found = of_group.add_up({"sum": own.cos(), "counts": counts})
+        between = own.sin()
+        return found["sum"] + between + of_group.add_up(own * 2), found["counts"]
 
     values = [torch.arange(6, dtype=DOUBLE).reshape(2, 3) + 10 * r for r in range(group.world)]
     counts = torch.tensor([1, group.rank])

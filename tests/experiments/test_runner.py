@@ -277,7 +277,7 @@ def toy_bench(tmp_path, test_y):
     folder = tmp_path / "stages"
     folder.mkdir(parents=True)
     preset = fit_to(TOY, len(digits.train_x))
-    return Bench(preset, changed, torch.device("cpu"), folder, compile=False, progress=False)
+    return Bench(preset, changed, torch.device("cpu"), folder, progress=False)
 
 
 def test_test_data_have_no_say_in_the_choice(tmp_path):

@@ -173,7 +173,8 @@ def made_up(monkeypatch, loss, unstable_from: float = float("inf")) -> step_size
     monkeypatch.setattr(step_size, "_score", score)
     usual = preconditioners.QuasiDiagonalFisher()
     sampler = auto(1, preconditioner=usual, compile=False)
-    return sampler.choose_step_size(small_run.data(), 100, batch_size=20)
+    found = sampler.plan(small_run.data(), 100, batch_size=20).measured["pilot"]
+    return step_size.SearchResult(**found | {"step_sizes": tuple(found["step_sizes"])})
 
 
 def test_a_best_candidate_at_the_edge_makes_the_grid_longer(monkeypatch, caplog):

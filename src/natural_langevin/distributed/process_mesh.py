@@ -6,7 +6,7 @@ Only small data are exchanged: a number per chain, predictions, single networks.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -185,11 +185,10 @@ def shard_posterior(posterior: Posterior, mesh: ProcessMesh) -> Posterior:
 class DataGroup:
     """The processes that share minibatches, this one number ``rank`` of ``size``.
 
-    Loss and gradient travel in one flat buffer, which is under way while the statistics are
-    computed; second moments and bias rows in a second one, whatever the number of layers. Gloo and
-    NCCL both add each number up at one process and hand the sum to all, so every process goes on
-    with the same bits. The functional form of the collective is what ``torch.compile`` can trace:
-    eager or compiled, a step is the same function."""
+    Loss, gradient, second moments and bias rows travel in one flat buffer, whatever the number of
+    layers. Gloo and NCCL both add each number up at one process and hand the sum to all, so every
+    process goes on with the same bits. The functional form of the collective is what
+    ``torch.compile`` can trace: eager or compiled, a step is the same function."""
 
     def __init__(self, group: dist.ProcessGroup, *, rank: int, size: int) -> None:
         from torch.distributed import _functional_collectives as functional  # slow to import
@@ -208,24 +207,14 @@ class DataGroup:
 
     def add_up(self, tree: Any) -> Any:
         """Every process's tree of tensors added up; the same bits everywhere."""
-        return self.start(tree)()
-
-    def start(self, tree: Any) -> Callable[[], Any]:
-        """The same, under way while something else is computed; to be asked for afterwards."""
         leaves, structure = pytree.tree_flatten(tree)
-        sums: list[tuple[list[int], Tensor]] = []
+        found: dict[int, Tensor] = {}
         for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
             chosen = [index for index, leaf in enumerate(leaves) if leaf.dtype == dtype]
             flat = torch.cat([leaves[index].reshape(-1) for index in chosen])
-            sums.append((chosen, self._functional.all_reduce(flat, "sum", self.group)))
-
-        def finish() -> Any:
-            found: dict[int, Tensor] = {}
-            for chosen, under_way in sums:
-                total = self._functional.wait_tensor(under_way)
-                parts = total.split([leaves[index].numel() for index in chosen])
-                for index, part in zip(chosen, parts, strict=True):
-                    found[index] = part.view(leaves[index].shape)
-            return pytree.tree_unflatten([found[k] for k in range(len(leaves))], structure)
-
-        return finish
+            under_way = self._functional.all_reduce(flat, "sum", self.group)
+            total = self._functional.wait_tensor(under_way)
+            parts = total.split([leaves[index].numel() for index in chosen])
+            for index, part in zip(chosen, parts, strict=True):
+                found[index] = part.view(leaves[index].shape)
+        return pytree.tree_unflatten([found[k] for k in range(len(leaves))], structure)

@@ -109,7 +109,7 @@ class Calibration:
 class Plan:
     """``recipe``: "auto" or "paper", which constants filled what was open. ``step_size``: a number,
     one per chain, or None, the sampler's own; ``falls_from``: the offset of a polynomial schedule
-    where the search of ``choose_step_size`` found it. ``chains``: None is the sampler's own number.
+    where the search on held-out rows found it. ``chains``: None is the sampler's own number.
     ``burn_in`` and ``thin``: None is a third of the steps, and about ``draws`` draws.
     ``extended``: the steps of phases that went on beyond their end, 0 for others.
     ``reasons``: why each is what it is, by line of the table; ``decided``: what it says there,
@@ -203,7 +203,7 @@ class Plan:
     def schedule(self) -> schedules.Schedule | None:
         """eta_t of a phase; None: the sampler's own.
 
-        By the recipe it is constant; by the search of ``choose_step_size`` it falls."""
+        By the recipe it is constant; by the search on held-out rows it falls."""
         size = self.step_size
         if size is None:
             return None

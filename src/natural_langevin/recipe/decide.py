@@ -31,7 +31,6 @@ from natural_langevin.recipe import (
 )
 from natural_langevin.recipe import rules as recipe
 from natural_langevin.recipe.open_settings import Given
-from natural_langevin.recipe.settings import Settings
 from natural_langevin.run import preparation
 from natural_langevin.run.kept_draws import check_given
 from natural_langevin.run.problem import starts
@@ -201,7 +200,11 @@ def _by_paper(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> P
     if not given.auto:
         return plan
     with motion.problem.chains.processes.together("choosing the step size"):
-        choice = searched(motion, settings, steps=plan.steps, batch_size=batch_size)
+        step_size.refuse_loader(motion.problem.data)
+        preparation.engine(motion, steps=1, batch_size=batch_size, step_size=0.0)  # for its checks
+        choice = step_size.by_held_out_rows(
+            motion, settings.search, steps=plan.steps, batch_size=batch_size
+        )
     return replace(
         plan, step_size=choice.step_sizes, falls_from=choice.steps,
         measured={"pilot": choice.as_dict()},
@@ -232,17 +235,6 @@ def _given_plan(motion: Motion, given: Given, asked: Asked) -> Plan:
         thin=whole_number("thin", 1 if asked.thin is None else asked.thin),
         start=motion.start,
         reasons=dict(named.reasons) | {k: v for k, v in usual.items() if v is not None},
-    )
-
-
-def searched(
-    motion: Motion, settings: Settings, *, steps: int, batch_size: int, splits: int | None = None
-) -> step_size.SearchResult:
-    """The step size that short runs choose for one of ``steps`` steps."""
-    step_size.refuse_loader(motion.problem.data)
-    preparation.engine(motion, steps=1, batch_size=batch_size, step_size=0.0)  # for its checks
-    return step_size.by_held_out_rows(
-        motion, settings.search, steps=steps, batch_size=batch_size, splits=splits
     )
 
 

@@ -3,8 +3,8 @@
 "auto": everything that is not given is chosen for the data (``rules``): dynamics, metric, prior by
 fan-in with its scale chosen on held-out rows, start, step size, and the length of a run. "paper":
 Algorithm 1, ``dynamics.Overdamped()``, with QDOP, the prior N(0, 0.1), starting at the model, every
-iterate kept; the step size, if not given, by the search of ``choose_step_size``. By default it is
-"paper" with a given step size or dynamics, and "auto" otherwise.
+iterate kept; the step size, if not given, by the search on held-out rows. By default it is "paper"
+with a given step size or dynamics, and "auto" otherwise.
 """
 
 from __future__ import annotations

@@ -293,11 +293,6 @@ class SearchResult:
     reason: str
     table: list[dict[str, Any]]
 
-    @property
-    def nll(self) -> float:
-        """The lowest score of a stable candidate."""
-        return min(row["nll"] for row in self.table if row["step_size"] in self.step_sizes)
-
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers and texts, for ``posterior.config["pilot"]``."""
         return dataclasses.asdict(self) | {"step_sizes": list(self.step_sizes)}
@@ -313,21 +308,18 @@ def search_steps(steps: int, chains: int, candidates: int, rule: Search) -> int:
     return min(max(int(part * steps), rule.fewest_steps), rule.most_steps)
 
 
-def by_held_out_rows(
-    motion: Motion, rule: Search, *, steps: int, batch_size: int, splits: int | None = None
-) -> SearchResult:
+def by_held_out_rows(motion: Motion, rule: Search, *, steps: int, batch_size: int) -> SearchResult:
     """The step size for a run of ``steps`` steps: a pure function of its arguments.
 
-    ``splits``: how many folds are held out in turn; None: until ``enough_held_out`` rows have been.
-    If the best candidate is at the edge of the grid, the grid is extended on that side, at most
-    ``extensions`` times; if it is still there, this is reported. The data are in memory and
-    checked."""
+    Folds are held out in turn until ``enough_held_out`` rows have been. If the best candidate is at
+    the edge of the grid, the grid is extended on that side, at most ``extensions`` times; if it is
+    still there, this is reported. The data are in memory and checked."""
     problem, (x, y, total) = motion.problem, motion.problem.rows()
     like, seed, dynamics = problem.alike, problem.chains.seed, motion.frame_of(problem.chains.every)
     rows = sorted(set(like))
     held_out = len(split(len(x), seed, rule)[1])
     num_data = (1 - held_out / len(x)) * total
-    splits = splits or min(-(-rule.enough_held_out // held_out), int(1 / rule.held_out))
+    splits = min(-(-rule.enough_held_out // held_out), int(1 / rule.held_out))
     etas = candidates(dynamics, num_data, rule)
     count = search_steps(steps, len(like), len(etas) * len(rows), rule)
     folds = [split(len(x), seed, rule, k) for k in range(splits)]

@@ -12,7 +12,6 @@ learns) is put at its own rows among zeros: the same sum then puts the parts tog
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -49,9 +48,6 @@ class DataParallel(Protocol):
 
     def add_up(self, tree: Any) -> Any:
         """The sum of all processes' trees, bit for bit the same at each."""
-
-    def start(self, tree: Any) -> Callable[[], Any]:
-        """The same, begun now; the result is what the returned function gives."""
 
 
 def at_its_rows(tree: Any, part: Part, *, axis: int = 0) -> Any:

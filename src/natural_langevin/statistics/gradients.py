@@ -25,14 +25,13 @@ from natural_langevin._internal.chains import Params
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.likelihoods import State as LikelihoodState
 from natural_langevin.statistics.capture import Network
-from natural_langevin.statistics.data_parallel import DataParallel, Part, at_its_rows
+from natural_langevin.statistics.data_parallel import DataParallel, at_its_rows
 from natural_langevin.statistics.in_turn import in_turn, one_by_one, one_of, replayed
 from natural_langevin.statistics.moments import NO_BASIS, Sharing, chunk_numbers
 from natural_langevin.statistics.one_chain import OneChain, clipped, from_layers, kind_of
 from natural_langevin.statistics.plan import Plan, make_plan
 from natural_langevin.statistics.requests import (
     Basis,
-    BatchTargets,
     DeferredCall,
     Evaluation,
     Request,
@@ -242,33 +241,9 @@ class Gradients:
             update = vmap(self.likelihood.update, in_dims=(0, 0, asked.data, None))
             state = update(state, everybody, y, asked.rate)
         one.part, asked = part, asked._replace(batch=own, state=state)
-        if from_layers(one.requests) and self.microbatch is None:
-            return _overlapped(one, asked, part, group)
         here = self._evaluate(one, asked)
         found = dict(vars(here.statistics))
         samples = at_its_rows(found.pop("samples"), part, axis=1)
         means = pytree.tree_map(part.share, (here.loss, here.gradient, found))
         (loss, gradient, found), samples = group.add_up((means, samples))
         return Evaluation(loss, gradient, Statistics(samples=samples, **found), state)
-
-
-def _overlapped(one: OneChain, asked: _Asked, part: Part, group: DataParallel) -> Evaluation:
-    """The gradient is on its way while the statistics are computed."""
-    params, state, own, key, _, basis, _ = asked
-
-    def backward(p: Params, s: LikelihoodState, x: Tensor, y: Tensor, k: Tensor) -> Any:
-        def settle(outputs: Any) -> BatchTargets:
-            return BatchTargets(s, y, one.labels(outputs, y, k, s))
-
-        loss, gradient, _, _, tape = one.backward(p, x, settle)
-        return loss, gradient, tape
-
-    loss, gradient, tape = vmap(backward, in_dims=(0, 0, asked.data, asked.data, 0))(
-        params, state, *own, key
-    )
-    under_way = group.start(pytree.tree_map(part.share, (loss, gradient)))
-    over_chains: Any = vmap(one.moments, in_dims=(0, 0, asked.data, 0, 0, 0, 0))
-    moments = over_chains(params, state, own[0], *tape, basis)
-    found = group.add_up(pytree.tree_map(part.share, moments))
-    loss, gradient = under_way()
-    return Evaluation(loss, gradient, Statistics(**found), state)

@@ -71,7 +71,6 @@ class Request:
     seeds: int | None = None
     resume: bool = False
     data_dir: str | None = None
-    compile: bool | str = "auto"
     precision: str = "highest"
     jobs: int = 1
     progress: bool = True
@@ -162,7 +161,6 @@ def _bench(request: Request, preset: Preset, dataset: data.Dataset) -> Bench:
         dataset,
         torch.device(request.device),
         request.out / "stages",
-        compile=_compile(request, preset),
         progress=request.progress,
     )
 
@@ -196,16 +194,6 @@ def _claim(request: Request, config: dict[str, Any]) -> FolderLock:
     except OSError as error:
         raise RunError(f"cannot use the folder {request.out}: {error}") from error
     return lock
-
-
-#: Updates of a stage on a GPU from which on compiling repays its minute.
-COMPILE_FROM = 10_000
-
-
-def _compile(request: Request, preset: Preset) -> bool | str:
-    """Long stages on a GPU are compiled: their chains are many and their networks large."""
-    long = request.device.startswith("cuda") and preset.steps >= COMPILE_FROM
-    return True if request.compile == "auto" and long else request.compile
 
 
 def run_stage(bench: Bench, name: str) -> None:

@@ -24,7 +24,7 @@ from natural_langevin.cli.experiments.table1.training import Outcome, train
 from natural_langevin.data.streams import InMemory
 from natural_langevin.dynamics import Descent, RatesTable
 from natural_langevin.dynamics.descent import forward, hidden_units
-from natural_langevin.execution.engine import Engine, choose_mode
+from natural_langevin.execution.engine import Engine, Mode
 
 
 def mc_dropout(params: Params, x: Tensor, rate: Tensor, origin: Tensor, samples: int) -> Tensor:
@@ -136,6 +136,16 @@ def _predict(params: dict[str, Tensor], x: Tensor) -> Tensor:
         )
 
 
+#: Updates on a GPU from which on compiling repays its minute.
+COMPILE_FROM = 10_000
+
+
+def mode_of(bench: Bench) -> Mode:
+    """How the baselines are run, whose layers no kernel on a GPU updates."""
+    long = bench.device.type == "cuda" and bench.preset.steps >= COMPILE_FROM
+    return "compiled" if long else "auto"
+
+
 def _train(
     bench: Bench,
     kind: str,
@@ -159,7 +169,7 @@ def _train(
     start = models.fan_in_init(template, chain=chain, seed=seed)
     descent = Descent.of(start, rate.to(device), origin)
     state = descent.init(start)
-    engine = Engine(descent, stream, rates, len(stream.x), mode=choose_mode(bench.compile))
+    engine = Engine(descent, stream, rates, len(stream.x), mode=mode_of(bench))
     outcome = train(
         engine, state, steps=steps, burn_in=steps, thin=1, stop_if_diverged=stop_if_diverged,
         **bench.training(f"{kind}-{stage}", rank),

@@ -55,7 +55,7 @@ def _run(bench: Bench, seed: int) -> tuple[Posterior, float]:
     began = time.monotonic()
     sampler = Langevin(
         bench.network(), likelihoods.Categorical(), seed=seed, device=bench.device,
-        compile=bench.compile, parallel=None,
+        parallel=None,
     )  # fmt: skip
     found = sampler.sample(
         (bench.data.train_x, bench.data.train_y),

@@ -54,7 +54,6 @@ class Bench:
     data: Dataset
     device: torch.device
     folder: Path
-    compile: bool | str = "auto"
     progress: bool = True
 
     @property
@@ -120,7 +119,6 @@ def langevin(
         init="fan_in",
         seed=seed,
         device=bench.device,
-        compile=bench.compile,
         parallel=None,  # under torchrun every process has stages of its own
     )
 

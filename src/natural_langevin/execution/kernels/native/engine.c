@@ -119,7 +119,7 @@ static void carve_team(Arena *arena, Team *t, const Run *run, const Layer *layer
         const int wide = linear && row_by_row(l, moments);
         Pass pass = {.a = a};
         if (linear && !wide && moments) pass.aa = CARVE(arena, real, in);
-        if (wide) pass.blocks = CARVE(arena, real, block_at(padded(l->in), run->batch));
+        if (wide) pass.blocks = CARVE(arena, real, padded(l->in) * run->batch);
         pass.z = carve_values(arena, l->outputs, t->stride);
         if (keeps_slope(l->activation)) pass.slope = CARVE(arena, real, out);
         pass.d = CARVE(arena, real, out);
@@ -155,9 +155,9 @@ static void carve_scratch(Arena *arena, Scratch *s, const Run *run, const Layer 
     s->bias_noise = CARVE(arena, float, units + 512);
     s->active = CARVE(arena, Active, units);
     for (int64_t u = 0; u < units; ++u) {
-        int32_t *const sample = CARVE(arena, int32_t, run->batch + 1);
+        int32_t *const row = CARVE(arena, int32_t, run->batch + 1);
         real *const delta = CARVE(arena, real, run->batch + 1);
-        if (arena->base) s->active[u] = (Active){0, sample, delta};
+        if (arena->base) s->active[u] = (Active){0, row, delta};
     }
 }
 

@@ -76,8 +76,8 @@ static char *linear_room(const LinearUpdate *l, LinearRoom *r) {
     for (int j = 0; j < 2; ++j, numbers += some) r->bias[j] = numbers;
     for (int64_t u = 0; u < some; ++u, numbers += active) r->active[u].delta = numbers;
     r->normals = (float *)numbers;
-    int32_t *samples = (int32_t *)(r->normals + normals);
-    for (int64_t u = 0; u < some; ++u, samples += active) r->active[u].sample = samples;
+    int32_t *rows = (int32_t *)(r->normals + normals);
+    for (int64_t u = 0; u < some; ++u, rows += active) r->active[u].row = rows;
     return base;
 }
 
@@ -152,7 +152,7 @@ static void *linear_part(void *argument) {
                                      (uint32_t)(l->start[BIAS] + unit), count, key)
                            : 0;
         if (linear_forms(l))
-            linear_sums(l, part->blocks + chain * block_at(padded(l->in), l->batch), chain, unit, count, &r);
+            linear_sums(l, part->blocks + chain * padded(l->in) * l->batch, chain, unit, count, &r);
         for (int64_t u = 0; u < count; ++u)
             linear_unit(l, chain, unit, u, z + u * l->in, z_bias + (z_bias ? u : 0), &r);
     }
@@ -166,7 +166,7 @@ static void *linear_part(void *argument) {
 
 // Writes the layer's new state over the old one; 0, or 1 where there was no memory.
 int64_t linear_update(const LinearUpdate *l) {
-    const int64_t units = l->chains * l->out, size = block_at(padded(l->in), l->batch);
+    const int64_t units = l->chains * l->out, size = padded(l->in) * l->batch;
     real *const blocks = linear_forms(l) ? aligned_alloc(64, (l->chains * size * sizeof(real) + 63) / 64 * 64) : 0;
     if (linear_forms(l) && !blocks) return 1;
     for (int64_t c = 0; c < l->chains && blocks; ++c)

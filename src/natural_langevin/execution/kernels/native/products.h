@@ -27,7 +27,7 @@
 #define VECTOR_BYTES 16
 #define FORWARD_VECTORS 5
 #define INNER_UNITS 2
-#define OUTER_VECTORS 6
+#define OUTER_VECTORS 8
 #endif
 
 #define LANES ((int64_t)(VECTOR_BYTES / sizeof(real)))
@@ -231,47 +231,30 @@ static void inner_products(int64_t units, int64_t in, int need, const real *d, c
         }
 }
 
-// Outer form: inputs lie in blocks of OUTER_WIDTH columns, a sample in a row, every vector of inputs
-// beside the vector of their squares.
+// Outer form: inputs lie in blocks of OUTER_WIDTH columns, a sample in a row.
 
 INLINE int64_t padded(int64_t in) { return (in + OUTER_WIDTH - 1) / OUTER_WIDTH * OUTER_WIDTH; }
 
 // Units whose sums are formed together: they should stay in the second-level cache.
 INLINE int64_t chunk_of(int64_t in) { return most(8, least(64, 24576 / in)); }
 
-// Numbers from one row of a block of `width` columns to the next: odd cache lines, so that rows do
-// not compete.
-INLINE int64_t block_row(int64_t width) {
-    const int64_t line = 64 / sizeof(real), vectors = (least(OUTER_WIDTH, width) + LANES - 1) / LANES;
-    return ((2 * vectors * LANES + line - 1) / line | 1) * line;
-}
-
-// Where the block begins whose first column is number `column`, a multiple of OUTER_WIDTH.
-INLINE int64_t block_at(int64_t column, int64_t batch) {
-    return column / OUTER_WIDTH * batch * block_row(OUTER_WIDTH);
-}
-
 // Input i of sample n is a[i * feature + n * sample].
 static void as_blocks(const real *a, int64_t width, int64_t feature, int64_t sample, int64_t from,
                       int64_t to, int64_t batch, real *blocks) {
-    for (int64_t b = 0; b < width; b += OUTER_WIDTH) {
-        const int64_t here = least(OUTER_WIDTH, width - b), apart = block_row(width - b);
-        real *const block = blocks + block_at(b, batch);
+    for (int64_t b = 0; b < width; b += OUTER_WIDTH)
         for (int64_t n = from; n < to; n += 8)
-            for (int64_t i = 0; i < here; ++i) {
-                real *const into = block + n * apart + i + i / LANES * LANES;
-                for (int64_t j = 0; j < least(8, to - n); ++j) {
-                    const real x = a[(b + i) * feature + (n + j) * sample];
-                    into[j * apart] = x, into[j * apart + LANES] = x * x;
-                }
+            for (int64_t i = b; i < least(b + OUTER_WIDTH, width); ++i) {
+                real *const into = blocks + b * batch + n * OUTER_WIDTH + i - b;
+                for (int64_t j = 0; j < least(8, to - n); ++j)
+                    into[j * OUTER_WIDTH] = a[i * feature + (n + j) * sample];
             }
-    }
 }
 
-// The samples at which a unit's D is not zero. There is room for one more than the batch has.
+// Where the rows of samples at which a unit's D is not zero lie in a block. There is room for one more
+// than the batch has.
 typedef struct {
     int64_t count;
-    int32_t *sample;
+    int32_t *row;
     real *delta;
 } Active;
 
@@ -283,11 +266,11 @@ static void list_active(const real *d, int64_t unit, int64_t sample, int64_t uni
         int64_t count = 0;
         for (int64_t n = 0; n < batch; ++n) {
             const real delta = d[n * sample] * scale;
-            active->sample[count] = (int32_t)n;
+            active->row[count] = (int32_t)(n * OUTER_WIDTH);
             active->delta[count] = delta;
             count += delta != 0;
         }
-        active->sample[count] = 0, active->delta[count] = 0;
+        active->row[count] = 0, active->delta[count] = 0;
         active->count = count;
     }
 }
@@ -297,23 +280,23 @@ static void list_active(const real *d, int64_t unit, int64_t sample, int64_t uni
 #pragma GCC optimize("no-schedule-insns")  // loads moved early would push sums out of registers
 #endif
 
-// `a`: rows of a block, `width` numbers apart. Where the next row lies is known before this one's
-// products begin: they would wait for it.
-INLINE void outer_tile(int vectors, int need, Active u, const real *a, int64_t width, Sums s) {
+// `a`: a block. Where the next row lies is known before this one's products begin: they would wait for
+// it. The square of delta x is that of a product that is there already: rows of x alone stay in the cache.
+INLINE void outer_tile(int vectors, int need, Active u, const real *a, Sums s) {
     vector g[OUTER_VECTORS], q[OUTER_VECTORS], c[OUTER_VECTORS];
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v) g[v] = q[v] = c[v] = (vector){0};
-    const real *row = a + u.sample[0] * width;
+    const real *row = a + u.row[0];
     real delta = u.delta[0];
     for (int64_t n = 0; n < u.count; ++n) {
-        const real *const next = a + u.sample[n + 1] * width;
-        const real then = u.delta[n + 1], square = delta * delta;
+        const real *const next = a + u.row[n + 1];
+        const real then = u.delta[n + 1];
 #pragma GCC unroll 8
         for (int v = 0; v < vectors; ++v) {
-            const vector x = load(row + 2 * v * LANES);
-            if (need != MOMENTS) g[v] += x * delta;
-            if (need >= SECOND) q[v] += load(row + (2 * v + 1) * LANES) * square;
-            if (need >= SECOND_AND_CROSS) c[v] += x * square;
+            const vector own = load(row + v * LANES) * delta;
+            if (need != MOMENTS) g[v] += own;
+            if (need >= SECOND) q[v] += own * own;
+            if (need >= SECOND_AND_CROSS) c[v] += own * delta;
         }
         row = next, delta = then;
     }
@@ -325,12 +308,12 @@ INLINE void outer_tile(int vectors, int need, Active u, const real *a, int64_t w
     }
 }
 
-#define OUTER_CASE(V, N) case (V)*4 + (N): outer_tile(V, N, u, a, width, s); break;
+#define OUTER_CASE(V, N) case (V)*4 + (N): outer_tile(V, N, u, a, s); break;
 #define OUTER_NEEDS(V) \
     OUTER_CASE(V, GRADIENT) OUTER_CASE(V, SECOND) OUTER_CASE(V, SECOND_AND_CROSS) OUTER_CASE(V, MOMENTS)
 
 // One unit against one block of A; sums are written in whole vectors.
-static void outer_product(int64_t vectors, int need, Active u, const real *a, int64_t width, Sums s) {
+static void outer_product(int64_t vectors, int need, Active u, const real *a, Sums s) {
     while (vectors > 0) {
         const int64_t tile = vectors >= OUTER_VECTORS ? OUTER_VECTORS
                              : vectors >= 4           ? 4
@@ -342,7 +325,7 @@ static void outer_product(int64_t vectors, int need, Active u, const real *a, in
 #endif
         }
         const int64_t done = tile * LANES;
-        vectors -= tile, a += 2 * done, s.gradient += done, s.second += done, s.cross += done;
+        vectors -= tile, a += done, s.gradient += done, s.second += done, s.cross += done;
     }
 }
 
@@ -350,12 +333,11 @@ static void outer_product(int64_t vectors, int need, Active u, const real *a, in
 static void outer_products(int64_t units, int64_t in, int64_t batch, int need, const Active *active,
                            const real *blocks, Sums s) {
     for (int64_t i = 0; i < in; i += OUTER_WIDTH) {
-        const int64_t apart = block_row(in - i);
         const int64_t vectors = (least(OUTER_WIDTH, in - i) + LANES - 1) / LANES;
         for (int64_t u = 0; u < units; ++u) {
             const int64_t at = u * padded(in) + i;
             const Sums here = {s.gradient + at, s.second + at, s.cross + at, s.width};
-            outer_product(vectors, need, active[u], blocks + block_at(i, batch), apart, here);
+            outer_product(vectors, need, active[u], blocks + i * batch, here);
         }
     }
 }

@@ -230,7 +230,7 @@ def _phase(
         if ready.swaps is not None:
             config["exchange"] = ready.swaps.report(state)
         probe = options.probe and not options.trial
-        config |= description.measured(motion, phase, engine, state, ready.step_size, probe=probe)
+        config |= description.measured(motion, engine, state, probe=probe)
         if not options.trial and last_rows.noise_is_open(problem, plan):
             state, widths = last_rows.noise_widths(problem, plan, so_far, state)
             config |= widths

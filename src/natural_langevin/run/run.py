@@ -137,7 +137,6 @@ class _Ready(NamedTuple):
     steps: RunPlan
     engine: Engine
     state: State
-    step_size: StepSize
     swaps: ReplicaExchange | None
     collector: SampleCollector
     sink: stores.Store
@@ -277,7 +276,7 @@ def _ready(motion: Motion, part: _Part, phase: Phase, options: Options) -> _Read
         state, store=sink, dtype=dtype, looks=steps.looks,
         first=int(problem.chains.ids[0]), level=options.level, units=problem.units,
     )  # fmt: skip
-    return _Ready(steps, engine, state, step_size, swaps, collector, sink, where, config, identity)
+    return _Ready(steps, engine, state, swaps, collector, sink, where, config, identity)
 
 
 def _shifted(callback: Callback | None, units: Units | None) -> Callback | None:

@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from lab.warm_start import WarmStart
 from natural_langevin import preconditioners, schedules
 from natural_langevin.dynamics import Overdamped, Underdamped
 from natural_langevin.dynamics.frame import Integrator
@@ -66,7 +67,7 @@ def falling(initial: float, steps: int) -> schedules.Schedule:
 def settling(eta: float, steps: int) -> schedules.Schedule:
     """Four times the step size at first, to get there, and the step size itself from a quarter of
     the run on; the very first steps, which have hardly a metric, begin near 0."""
-    return schedules.warm_start(eta, factor=4.0, steps=steps // 4, rise=steps // 100)
+    return WarmStart(eta, factor=4.0, steps=steps // 4, rise=steps // 100)
 
 
 def restarts(cycles: int) -> Callable[[float, int], schedules.Schedule]:

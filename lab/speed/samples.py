@@ -31,6 +31,7 @@ from lab.speed.contender import Layers, Ready, Unavailable
 from lab.speed.measure import Say, synchronise
 from lab.speed.plain import flat
 from lab.speed.problems import Problem
+from lab.warm_start import WarmStart
 from natural_langevin import (
     Langevin,
     data,
@@ -39,7 +40,6 @@ from natural_langevin import (
     models,
     preconditioners,
     priors,
-    schedules,
 )
 from natural_langevin.cli.experiments.bench import PRIOR_VARIANCE
 from natural_langevin.diagnostics import ranks
@@ -126,7 +126,7 @@ def ours(
     """The metric learns in the first ``burn_in`` steps, which do not count, and then stands. From
     a start that fits the data its first estimates are close to nothing, and a whole step in them
     would lead away from it: the step size rises from 0 meanwhile."""
-    rate = step_size if start is None else schedules.warm_start(
+    rate = step_size if start is None else WarmStart(
         step_size, factor=1.0, steps=burn_in, rise=burn_in
     )  # fmt: skip
     sampler = Langevin(

@@ -141,47 +141,8 @@ class polynomial_average:
     def table(self, start: int, stop: int) -> Tensor:
         """The same for steps ``start`` to ``stop - 1``, to the last bit: float64, (step, 1)."""
         step = torch.arange(start, stop, dtype=torch.float64)[:, None]
-        return (self.power + 1) / (step + self.before + self.power + 1)
-
-
-@dataclass(frozen=True)
-class warm_start:
-    """Falls linearly from ``value`` times ``factor`` to ``value`` over ``steps`` steps, and stays
-    there.
-
-    With ``rise``, the first ``rise`` steps grow from near 0: a metric estimated from one or two
-    small minibatches may move a chain so far that it does not return.
-
-    >>> eta = warm_start(0.1, factor=3.0, steps=10)
-    >>> round(eta(0), 3), round(eta(5), 3), eta(10), eta(10_000)
-    (0.3, 0.2, 0.1, 0.1)
-    >>> eta = warm_start(0.1, factor=3.0, steps=10, rise=5)
-    >>> round(eta(0), 3), round(eta(4), 3), round(eta(5), 3)
-    (0.06, 0.22, 0.2)
-    """
-
-    value: Value
-    factor: float
-    steps: int
-    rise: int = 0
-
-    def __call__(self, step: int) -> Value:
-        left = max(0.0, 1 - step / self.steps) if self.steps else 0.0
-        grown = min(1.0, (step + 1) / self.rise) if self.rise else 1.0
-        return self.value * ((1 + (self.factor - 1) * left) * grown)
-
-    def table(self, start: int, stop: int) -> Tensor:
-        """The same for steps ``start`` to ``stop - 1``, to the last bit: float64, (step, 1), or
-        (step, chain) of a value for every chain."""
-        step = torch.arange(start, stop, dtype=torch.float64)
-        curve = torch.ones_like(step)
-        if self.steps:
-            curve = 1 + (self.factor - 1) * (1 - step / self.steps).clamp_min(0.0)
-        if self.rise:
-            curve = curve * ((step + 1) / self.rise).clamp_max(1.0)
-        if not isinstance(self.value, Tensor):
-            return (self.value * curve)[:, None]
-        return curve[:, None].to(self.value) * self.value.reshape(1, -1)
+        above = torch.full_like(step, self.power + 1)  # by a number torch takes 1 / step first
+        return above / (step + self.before + self.power + 1)
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 
 import pytest
 
 import small_run
-from natural_langevin import Langevin
-from natural_langevin.diagnostics import Advice
+from natural_langevin import Langevin, likelihoods
+from natural_langevin.diagnostics import Advice, Kinetic
 
 RECIPE = {"recipe": {"step_size": 0.02}, "steps": 2000, "limit": "steps"}
 
@@ -45,6 +46,19 @@ def test_what_was_done_is_not_advised() -> None:
     assert "(steps=)" in missed.longer()
     assert Advice({"batch_size": 100, "num_data": 250}).larger_batch() == "batch_size=250"
     assert "all of the data" in Advice({"batch_size": 60, "num_data": 60}).larger_batch()
+
+
+def test_a_step_size_given_beside_the_recipe_can_be_diagnosed() -> None:
+    x, y = small_run.data()
+    network, likelihood = small_run.network(), likelihoods.Categorical()
+    sampler = Langevin(network, likelihood, chains=2, recipe="auto", step_size=1e-3)
+    posterior = sampler.sample((x, y), steps=40, batch_size=20, progress=False)
+    assert posterior.plan.step_size is None
+    measured = Kinetic(None, None, None, {}, minibatch=0.4, cold=None, lost=0.0)
+    posterior.config["effective_temperature"] = dataclasses.asdict(measured)
+    found = posterior.diagnose(x)
+    assert "leave step_size out" in found.advice.faster()
+    assert found.advice.smaller() == "use a smaller step size"
 
 
 def test_convergence_and_usability_are_two_answers() -> None:

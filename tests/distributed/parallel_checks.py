@@ -21,8 +21,6 @@ from known_networks import not_checked_again
 from natural_langevin import Langevin, Posterior, likelihoods, models, preconditioners, priors
 from natural_langevin._internal.fingerprints import fingerprint
 from natural_langevin.cli.app import app
-from natural_langevin.cli.experiments import runner
-from natural_langevin.cli.experiments.table1.protocol import PRESETS
 from natural_langevin.distributed import Group, Layout
 from natural_langevin.distributed.process_mesh import DataGroup
 from natural_langevin.dynamics import Underdamped
@@ -245,7 +243,9 @@ def answers(posterior: Posterior) -> dict[str, Any]:
     x, y = classes(count=12)
     predicted = posterior.predict(x, quantiles=(0.1, 0.9), chains="all")
     small = posterior.predict(x, keep_samples=False, batch_size=5, sample_batch=3, chains="all")
-    sharp = posterior.predict(x, sharpness=1.5, chains="all")
+    sharper = posterior.calibrated(False)
+    sharper.sharpness = 1.5
+    sharp = sharper.predict(x, chains="all")
     diagnosis = posterior.diagnose(x, data=classes(), parameters=["0.bias"], chains="all")
     assert diagnosis.configurational is not None
     networks = [
@@ -555,32 +555,3 @@ def check_train(group: Group, folder: Path) -> dict[str, Any]:
 
 
 #: The part of the table that is run here: two methods, from selection to the end.
-FEW = ("sgd-select", "qdop-select", "sgd-final", "qdop-final")
-
-
-def check_reproduce(group: Group, folder: Path) -> dict[str, Any]:
-    """Stages shared out between processes, each the same as where one process runs it."""
-    small = {"hidden": (4,), "steps": 20, "select_steps": 6, "extra_select_steps": 6, "burn_in": 5}
-    small |= {"thin": 5, "select_thin": 3, "batch_size": 20, "train_scored": 50, "mc_dropout": 2}
-    preset = replace(PRESETS["quick"], **small)
-    request = runner.Request(dataset="digits", preset="quick", out=folder / "table", progress=False)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(PRESETS, "quick", preset)
-        patch.setattr(runner, "STAGES", {name: runner.STAGES[name] for name in FEW})
-        mine: list[str] = []
-        run_stage = runner.run_stage
-        patch.setattr(runner, "run_stage", lambda b, n: (mine.append(n), run_stage(b, n)))
-        runner.run(request)
-        written = json.loads((folder / "table" / "stages" / "qdop-select.json").read_text())
-        group.barrier("looked at the stages")
-        bench = runner._bench(
-            replace(request, out=folder / f"alone-{group.rank}"), *runner._resolve(request)
-        )
-        bench.folder.mkdir(parents=True)
-        if "qdop-select" not in mine:  # the other one did it: do it again
-            run_stage(bench, "qdop-select")
-            here = json.loads((bench.folder / "qdop-select.json").read_text())
-            assert here["ranking"] == written["ranking"]
-            assert here["grids"] == written["grids"]
-    files = sorted(path.stem for path in (folder / "table" / "stages").glob("*.json"))
-    return {"mine": mine, "files": files}

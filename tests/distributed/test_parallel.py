@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import launch
 import pytest
-from parallel_checks import CASES, FEATURES, FEW
+from parallel_checks import CASES, FEATURES
 
 TWO = [
     "shared_minibatches", "loader", "single_steps", "spread_chains", "chains_in_a_folder",
     "a_checkpoint", "auto_step_size", "whole_recipe", "diverging", "all_diverging", "other_data",
     "other_weights", "bad_data_at_one", "other_step_size", "wrong_layout", "after_all_that",
-    "train", "reproduce", "exchange_compiled", "exchanged",
+    "train", "exchange_compiled", "exchanged",
 ]  # fmt: skip
 FOUR = ["spread_chains", "loader", "single_steps"]
 
@@ -186,10 +186,3 @@ def test_train_under_torchrun(two):
     assert first["refused"] == second["refused"] == 2
     assert first["why"]
     assert second["why"]
-
-
-def test_reproduce_shares_its_stages_out(two):
-    first, second = values(two["reproduce"])
-    assert sorted(first["mine"] + second["mine"]) == sorted(FEW)
-    assert len(first["mine"]) == len(second["mine"]) == 2
-    assert first["files"] == second["files"] == sorted(FEW)

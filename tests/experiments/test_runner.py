@@ -203,7 +203,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_numbers(finished, tmp_path):
     assert not list((out / "stages").glob("*checkpoint*"))
 
 
-@pytest.mark.thorough  # stages shared out by torchrun: tests/distributed/test_parallel.py
+@pytest.mark.thorough
 def test_stages_side_by_side_give_the_same_numbers(finished, tmp_path, toy):
     _, one_by_one = finished
     out = tmp_path / "run"
@@ -251,6 +251,13 @@ def test_a_damaged_stage_file_is_named_with_the_remedy(finished, tmp_path, conte
 def test_wrong_requests_are_refused(tmp_path, changes, message):
     with pytest.raises(RunError, match=message):
         run(request(tmp_path / "run", **changes))
+
+
+def test_several_processes_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(RunError, match="without torchrun"):
+        run(request(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_preset_learns_from_its_first_images_alone(monkeypatch):

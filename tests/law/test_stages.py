@@ -12,7 +12,6 @@ from torch import nn
 
 from natural_langevin import Langevin, Posterior, likelihoods, preconditioners, priors, schedules
 from natural_langevin.dynamics import Adjusted, Integrator, NoseHoover, Overdamped, Underdamped
-from natural_langevin.posterior.draws import draw_weights
 from natural_langevin.run.collector import SampleCollector, is_kept
 from natural_langevin.run.loop import RunPlan
 from small_run import assert_same, data, network, sample_until, sampler
@@ -119,14 +118,6 @@ def test_the_law_of_the_sampling_stage_is_right() -> None:
     print(f"mean {z.mean():.3f}, variance {z.var():.3f}")
     assert_within(z.mean()[None], torch.tensor([count**-0.5]))
     assert_within(z.square().mean()[None] - 1, torch.tensor([(2 / count) ** 0.5]))
-
-
-def test_weights_count_the_time_of_sampling_alone() -> None:
-    eta = torch.tensor([8.0, 4.0, 2.0, 1.0] * 2)[:, None]
-    explores = schedules.cyclical(1.0, period=4, exploration=0.25).explores
-    (weights,) = draw_weights(eta, burn_in=0, thin=2, explores=explores) or [[]]
-    assert weights == pytest.approx([8 / 7, 6 / 7] * 2, rel=1e-4)  # 4, 2 + 1 of each cycle
-    assert draw_weights(eta, burn_in=0, thin=4, explores=explores) is None
 
 
 def test_stages_that_leave_nothing_and_dynamics_that_cannot_are_refused() -> None:

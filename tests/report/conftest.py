@@ -100,7 +100,7 @@ def example() -> dict[str, Any]:
         "versions": {"python": "3.11.7", "torch": "2.13.0", "numpy": "2.3.1"},
         "config": {
             "dataset": "mnist",
-            "preset": "quick",
+            "name": "quick",
             "steps": 60000,
             "batch_size": 100,
             "seeds": [0, 1, 2],
@@ -245,12 +245,8 @@ def _curve(rng: random.Random, method: str) -> dict[str, Any]:
     steps = list(range(0, 60001, 100))
     decay = [2.3 * math.exp(-t / 900) + 0.3 * math.exp(-t / (4000 + 9000 * floor)) for t in steps]
     loss = [(d + floor) * math.exp(rng.gauss(0, 0.25)) for d in decay]
-    limit = 0.058 if method == "sgd" else 0.05 + floor / 4
-    test: list[float | None] = [
-        limit + d / 1.4 if i % 20 == 0 else None for i, d in enumerate(decay)
-    ]
     label = {"sgd": "SGD", "dropout": "Dropout"}.get(method) or NAMES[method]
-    return {"method": method, "label": label, "step": steps, "loss": loss, "test_nll": test}
+    return {"method": method, "label": label, "step": steps, "loss": loss}
 
 
 def _reliability(rng: random.Random, method: str, estimate: str, label: str) -> dict[str, Any]:

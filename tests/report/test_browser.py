@@ -111,7 +111,7 @@ def test_dark_is_dark_and_light_is_light(
 
 def test_hostile_text_does_nothing(browser: Any, tmp_path: Path, results: dict[str, Any]) -> None:
     evil = "<img src='https://example.invalid/x' onerror='document.title = 1'>" * 2
-    results["rows"][0]["label"] = results["deviations"][0] = results["config"]["preset"] = evil
+    results["rows"][0]["label"] = results["deviations"][0] = results["config"]["name"] = evil
     results["curves"][0]["label"] = results["machine"]["cpu"] = "W" * 300
     page = tmp_path / "report.html"
     write_report(results, page)

@@ -182,14 +182,14 @@ def test_an_effective_size_above_the_draws_is_said_and_not_drawn(results: dict[s
 @pytest.mark.parametrize(
     ("config", "command"),
     [
-        ({"preset": "paper", "dataset": "mnist"}, "natural-langevin reproduce --preset paper"),
-        ({"dataset": "digits"}, "natural-langevin reproduce --dataset digits"),
-        ({"preset": "a; b"}, "natural-langevin reproduce --preset &#39;a; b&#39;"),
+        ({"name": "paper", "dataset": "mnist"}, "reproduce --preset paper --data mnist"),
+        ({"name": "quick", "dataset": "digits"}, "reproduce --preset quick --data digits"),
+        ({"name": "a; b", "dataset": "x"}, "reproduce --preset &#39;a; b&#39; --data x"),
     ],
 )
 def test_how_to_run_it_again(results: dict[str, Any], config: Any, command: str) -> None:
     results["config"] = config
-    assert f"<code>{command}</code>" in render(results)
+    assert f"<code>natural-langevin {command}</code>" in render(results)
 
 
 def test_the_page_depends_on_the_results_alone(
@@ -197,7 +197,7 @@ def test_the_page_depends_on_the_results_alone(
 ) -> None:
     drawings.clear()
     first = render(results)
-    assert len(drawings) == 8  # as many figures as there are, none of them kept from before
+    assert len(drawings) == 7  # as many figures as there are, none of them kept from before
     drawings.clear()
     assert first == render(json.loads(json.dumps(results)))
 

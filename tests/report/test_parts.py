@@ -39,7 +39,7 @@ def test_a_chart_exists_for_anything(values: list[float | None], method: str) ->
     item = {"method": "m", "label": "M", "step": range(len(values)), "loss": values,
             "size": range(1, len(values) + 1), "nll": values}  # fmt: skip
     hue = {"m": "hue0"}
-    chart = curves([item], hue)[0] if method == "curve" else sizes([item], hue)
+    chart = curves([item], hue) if method == "curve" else sizes([item], hue)
     assert 'class="line hue0"' in chart.drawing
     assert "nan" not in chart.drawing
     assert ticks(chart)
@@ -48,7 +48,7 @@ def test_a_chart_exists_for_anything(values: list[float | None], method: str) ->
 def test_a_line_passes_over_nulls_and_breaks_at_infinities() -> None:
     item = {"method": "m", "label": "M", "step": [0, 1, 2, 3, 4, 5]}
     loss = [1.0, None, 0.5, math.nan, math.inf, 0.25]
-    (chart,) = curves([{**item, "loss": loss, "test_nll": None}], {"m": "hue0"})
+    chart = curves([{**item, "loss": loss}], {"m": "hue0"})
     (path,) = re.findall(r'class="line hue0"><path d="([^"]*)"', chart.drawing)
     assert path.count("M") == 2
     assert path.count("L") == 3  # a begin that is drawn twice is seen where it stands alone
@@ -58,7 +58,7 @@ def test_a_line_passes_over_nulls_and_breaks_at_infinities() -> None:
 def test_what_is_drawn_lies_where_its_numbers_are() -> None:
     """A line from corner to corner, in view-box pixels: margins of 2 and 4 percent each side."""
     item = {"method": "m", "label": "M", "step": [0, 50, 100], "loss": [0.01, 0.1, 1.0]}
-    (chart,) = curves([item], {"m": "hue0"})
+    chart = curves([item], {"m": "hue0"})
     (path,) = re.findall(r'class="line hue0"><path d="([^"]*)"', chart.drawing)
     numbers = [float(v) for v in re.findall(r"[-\d.]+", path)]
     points = [numbers[:2], *(numbers[k : k + 2] for k in range(4, len(numbers), 2))]

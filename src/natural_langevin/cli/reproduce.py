@@ -17,7 +17,6 @@ from natural_langevin.cli.errors import one_line_errors
 from natural_langevin.cli.experiments.runner import Request, RunError, run, spent
 from natural_langevin.cli.experiments.table1.results import assemble
 from natural_langevin.cli.pages import write_report
-from natural_langevin.distributed.join import is_rank_zero
 
 COLUMNS = (("train", "nll"), ("train", "accuracy"), ("test", "nll"), ("test", "accuracy"))
 DIGITS = {"nll": 4, "accuracy": 2}
@@ -116,8 +115,6 @@ def reproduce(
         )
         started = time.monotonic()
         folder = run(request)
-        if not is_rank_zero():
-            return
         seconds = spent(folder, time.monotonic() - started)
         results = assemble(folder, seconds=seconds)
         write_json(folder / "results.json", results)

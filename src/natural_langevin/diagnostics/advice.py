@@ -16,18 +16,18 @@ class Advice:
     @property
     def chosen(self) -> float | None:
         """The step size, where the recipe chose it."""
-        found = self.run.get("recipe")
-        return float(found["step_size"]) if isinstance(found, Mapping) else None
+        eta = (self.run.get("recipe") or {}).get("step_size")
+        return None if eta is None else float(eta)
 
     @property
     def _auto(self) -> bool:
-        return "recipe" in self.run or "pilot" in self.run
+        return self.chosen is not None or "pilot" in self.run
 
     @property
     def _noisy(self) -> bool:
         """Whether minibatch noise limits the step size, rather than a slow direction."""
-        found = self.run.get("recipe")
-        if not isinstance(found, Mapping) or not found.get("relaxation") or found["heat"] < 0.01:
+        found = self.run.get("recipe") or {}
+        if not found.get("relaxation") or found["heat"] < 0.01:
             return False
         return float(found["curvature"]) < 10 * float(found["slowest"])
 

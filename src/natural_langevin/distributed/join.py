@@ -9,8 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -157,30 +156,9 @@ def is_rank_zero() -> bool:
     return not launched() or os.environ.get("RANK", "0") == "0"
 
 
-def on_rank_zero(what: str, action: Callable[[], T], *, device: str | None = None) -> T | None:
+def on_rank_zero(what: str, action: Callable[[], T]) -> T | None:
     """``action()`` at the first process; None at the others. Where it fails, it fails at all."""
     if not launched():
         return action()
-    with join(device).together(what):
+    with join().together(what):
         return action() if is_rank_zero() else None
-
-
-def rank_zero_first(what: str, action: Callable[[], T], *, device: str | None = None) -> T:
-    """``action()`` at all processes, the first one ahead of the others: it may leave something
-    for them to find, such as a file that it fetched."""
-    found = on_rank_zero(what, action, device=device)
-    return cast(T, found) if is_rank_zero() else action()
-
-
-def split_work(items: list[str], *, device: str | None = None) -> list[str]:
-    """The items that fall to this process: every n-th, by the first process's list."""
-    if not launched():
-        return items
-    group = join(device)
-    known = group.exchange("sharing the work", "\n".join(items))[0]
-    return [item for item in known.split("\n") if item][group.rank :: group.world]
-
-
-def exists_uncached(path: Path) -> bool:
-    """A file, looked for past what a network file system remembers of its folder."""
-    return path.name in os.listdir(path.parent)

@@ -7,8 +7,8 @@ Imports likelihoods; diagnostics and up import it.
 * against another predictive distribution: ``agreement``, ``total_variation``
 * which inputs to label next: ``bald``, and ``batch_bald`` for several at a time
 * selective prediction: ``risk_coverage``, ``ood_auroc``
-* regression, from an ensemble's means (network, n, ...) and noise: ``regression_nll``, ``crps``,
-  ``rmse``, ``interval_coverage``
+* regression, from an ensemble's means (network, n, ...) and noise: ``crps``, ``rmse``,
+  ``interval_coverage``
 * on held-out data: ``ConformalSets``, ``ConformalIntervals``, ``TemperatureScaling``, and
   ``stacking_weights`` of several predictive distributions
 
@@ -29,7 +29,7 @@ from natural_langevin.metrics.classification import (
     total_variation,
 )
 from natural_langevin.metrics.conformal import ConformalIntervals, ConformalSets
-from natural_langevin.metrics.regression import crps, interval_coverage, regression_nll, rmse
+from natural_langevin.metrics.regression import crps, interval_coverage, rmse
 from natural_langevin.metrics.scaling import TemperatureScaling
 from natural_langevin.metrics.selective import RiskCoverage, ood_auroc, risk_coverage
 from natural_langevin.metrics.stacking import stacking_weights
@@ -55,7 +55,6 @@ __all__ = [
     "nll",
     "ood_auroc",
     "plot_reliability",
-    "regression_nll",
     "reliability",
     "risk_coverage",
     "rmse",

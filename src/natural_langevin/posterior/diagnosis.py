@@ -146,10 +146,12 @@ def _kinetic(config: Mapping[str, Any]) -> diagnostics.Kinetic | None:
         return None
     found = diagnostics.Kinetic.from_dict(measured)
     chosen, size = config.get("recipe") or {}, config.get("batch_size")
-    steepest = chosen.get("curvature")
-    if found.minibatch is None or steepest is None or not size or config.get("shared_batches"):
+    eta, steepest = chosen.get("step_size"), chosen.get("curvature")
+    if found.minibatch is None or eta is None or steepest is None or not size:
         return found
-    left = left_by_epochs(chosen["step_size"] * steepest, config["num_data"], size)
+    if config.get("shared_batches"):
+        return found
+    left = left_by_epochs(eta * steepest, config["num_data"], size)
     return replace(found, minibatch=found.minibatch * left)
 
 

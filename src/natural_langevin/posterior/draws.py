@@ -1,15 +1,4 @@
-"""The draws that a run has kept, as tensors and as networks; and their weights, for step
-sizes that fall.
-
-A chain whose step size falls moves ever less between two draws: the late ones repeat each other,
-and a plain average counts them too often. Welling & Teh (2011) weigh by the step size,
-
-    E f ~ sum_k w_k f(theta_k) / sum_k w_k,    w_k = sum of eta_t since the draw before,
-
-the time that the chain diffused for. Here the draws themselves are resampled in proportion to w,
-systematically (draw k is taken floor or ceil of its share of times, nothing is random), so that
-whatever is computed from a posterior afterwards is weighted.
-"""
+"""The draws that a run has kept, as tensors and as networks."""
 
 from __future__ import annotations
 
@@ -30,7 +19,6 @@ from natural_langevin.execution.kernels.native.forward import NativeOutputs
 from natural_langevin.likelihoods import Likelihood, detach, weight_name
 from natural_langevin.posterior.prediction import Averager, one_tensor
 from natural_langevin.priors import Prior
-from natural_langevin.schedules import Stages
 from natural_langevin.statistics import vectorised, with_parameters
 from natural_langevin.statistics.capture import ParameterSlots
 from natural_langevin.statistics.in_turn import of_each
@@ -253,16 +241,17 @@ class Draws:
         pooled = self.chosen(chains)
         return self._as_module({k: self.shards.mean(m, pooled) for k, m in means.items()})
 
-    def weighted_by_step_size(self) -> Self:
-        """The same number of draws, resampled in proportion to the time each stands for, the sum
-        of eta since the draw before (see ``weighting``); as it is where eta was constant."""
-        weights = self.config.get("draw_weights")
-        if weights is None:
+    def calibrated(self, on: bool = True) -> Self:
+        """The same draws with uncalibrated predictions (``False``): without the sharpness, the
+        spread and the noise levels that were fitted to held-out rows.
+
+        ``predict``, scores, ``distill``, ``export`` and saved files of the result are uncalibrated
+        too. ``True`` returns the posterior as it is."""
+        if on:
             return self
-        index = systematic(torch.tensor(weights).expand(self.chains, -1))
         found = copy.copy(self)
-        found.config = {k: v for k, v in self.config.items() if k != "draw_weights"}
-        found.samples = resampled(self.samples, self.shards.here(index))
+        learned = ("sharpness", "spread", "noise_widths", "trained_share")
+        found.config = {k: v for k, v in self.config.items() if k not in learned}
         return found
 
     def chosen(self, chains: Chains) -> list[int]:
@@ -354,49 +343,3 @@ class Draws:
     def _as_module(self, params: Params) -> nn.Module:
         with MODEL_LOCK:  # another thread may have parameters of its own in the model
             return detach(with_parameters(self.template, params))
-
-
-def draw_weights(
-    step_size: Tensor, burn_in: int, thin: int, explores: Stages | None = None
-) -> list[list[float]] | None:
-    """w of every draw from eta (step, chain), with mean 1: (chain, draw), or one row for all
-    chains where they agree; None where all draws weigh the same. Steps that explore do not count.
-
-    >>> eta = torch.tensor([4.0, 1.0, 1.0, 2.0, 2.0])[:, None]
-    >>> draw_weights(eta, burn_in=1, thin=2)
-    [[0.66667, 1.3333]]
-    """
-    draws = (len(step_size) - burn_in) // thin
-    if not draws:
-        return None
-    kept = step_size[burn_in : burn_in + draws * thin].double().cpu().unflatten(0, (draws, thin))
-    if explores is not None:
-        still = torch.tensor([explores(burn_in + k) for k in range(draws * thin)])
-        still = still.unflatten(0, (draws, thin))
-        kept = torch.where(still[..., None], 0.0, kept)[~still[:, -1]]
-    weights = kept.sum(1).mT
-    mean = weights.mean(1, keepdim=True)
-    weights = torch.where(mean > 0, weights / mean, torch.ones_like(weights))
-    if torch.allclose(weights, torch.ones_like(weights), rtol=1e-4):
-        return None
-    if torch.allclose(weights, weights[:1], rtol=1e-4):
-        weights = weights[:1]
-    return [[float(f"{w:.5g}") for w in row] for row in weights.tolist()]
-
-
-def systematic(weights: Tensor) -> Tensor:
-    """Which draw stands at every place of a resampled chain, in order: (chain, draw) int64.
-
-    >>> systematic(torch.tensor([[2.0, 1.0, 1.0, 0.0]]))
-    tensor([[0, 0, 1, 2]])
-    """
-    draws = weights.shape[1]
-    share = weights.double().cumsum(1)
-    points = (torch.arange(draws, dtype=torch.float64) + 0.5) / draws * share[:, -1:]
-    return torch.searchsorted(share, points).clamp_max(draws - 1)
-
-
-def resampled(samples: Mapping[str, Tensor], index: Tensor) -> Params:
-    """The draws (chain, draw, *shape) that ``index`` (chain, draw) names."""
-    rows = torch.arange(len(index))[:, None]
-    return {k: s[rows.to(s.device), index.to(s.device)] for k, s in samples.items()}

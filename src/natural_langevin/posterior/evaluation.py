@@ -50,7 +50,6 @@ class Options(NamedTuple):
     chains: Chains
     batch_size: int
     sample_batch: int
-    sharpness: float | None
 
 
 def evaluate(

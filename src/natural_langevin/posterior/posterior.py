@@ -30,7 +30,7 @@ from natural_langevin.posterior.draws import Chains, Draws
 from natural_langevin.posterior.ensemble import (
     Estimate,
     averaged,
-    learned_by,
+    noises,
     sharpness_of,
     spread_of,
     stacked,
@@ -76,24 +76,11 @@ class Posterior(Draws):
     def sharpness(self) -> float:
         """The power to which predictions raise the mean class probabilities; 1.0 is the plain
         mixture. It can be set, and is saved with the posterior."""
-        return sharpness_of(self, None, "ensemble")
+        return sharpness_of(self)
 
     @sharpness.setter
     def sharpness(self, value: float) -> None:
         self.config = self.config | {"sharpness": check_number("sharpness", value)}
-
-    def calibrated(self, on: bool = True) -> Posterior:
-        """The same draws with uncalibrated predictions (``False``): without the sharpness, the
-        spread and the noise levels that were fitted to held-out rows.
-
-        ``predict``, scores, ``distill``, ``export`` and saved files of the result are uncalibrated
-        too. ``True`` returns the posterior as it is."""
-        if on:
-            return self
-        found = copy.copy(self)
-        learned = ("sharpness", "spread", "noise_widths", "trained_share")
-        found.config = {k: v for k, v in self.config.items() if k not in learned}
-        return found
 
     def predict(
         self,
@@ -105,7 +92,6 @@ class Posterior(Draws):
         keep_samples: bool = True,
         quantiles: Iterable[float] | float | None = None,
         chains: Chains = None,
-        sharpness: float | None = None,
         calibrated: bool = True,
     ) -> Prediction:
         """Predictions averaged over networks: probabilities or means, never log-probabilities.
@@ -124,15 +110,13 @@ class Posterior(Draws):
             quantiles: Levels such as (0.05, 0.95): ``Prediction.quantiles``.
             chains: Numbers of the chains to pool. None: all, unless they differ in temperature or
                 prior; "all": pool these too.
-            sharpness: The power of class probabilities; None is the posterior's own.
             calibrated: False is the posterior predictive of the model itself.
         """
-        sharpness = _plain(sharpness, calibrated)
-        options: dict[str, Any] = {"batch_size": batch_size, "sample_batch": sample_batch}
-        options |= {"estimate": estimate, "chains": chains, "sharpness": sharpness}
+        posterior = self.calibrated(calibrated)
         found = averaged(
-            self, x, keep_samples=keep_samples, levels=check_levels(quantiles), errors=keep_samples,
-            **options,
+            posterior, x, estimate=estimate, batch_size=batch_size, sample_batch=sample_batch,
+            chains=chains, keep_samples=keep_samples, levels=check_levels(quantiles),
+            errors=keep_samples,
         )  # fmt: skip
         joined = join([averager.finish() for averager in found])
         infinite = int((~joined.mean.isfinite()).sum())
@@ -145,7 +129,7 @@ class Posterior(Draws):
         if joined.samples is None or estimate != "ensemble" or joined.error is not None:
             return joined
         # The error is of the mean, which is that of the networks as they were drawn.
-        values = joined.samples / spread_of(self, plain=sharpness is not None)
+        values = joined.samples / spread_of(posterior)
         error = monte_carlo.standard_error(values.unflatten(0, (-1, self.draws)))
         return joined._replace(error=error)
 
@@ -157,7 +141,6 @@ class Posterior(Draws):
         batch_size: int = 1000,
         sample_batch: int = 16,
         chains: Chains = None,
-        sharpness: float | None = None,
         calibrated: bool = True,
     ) -> Distribution:
         """The predictive distribution as a ``torch.distributions`` object over the targets.
@@ -167,10 +150,10 @@ class Posterior(Draws):
         ``epistemic``), ``log_prob``, ``cdf``, ``icdf(level)``, ``crps(y)`` and
         ``sample(shape, seed=0)``.
         """
-        sharpness = _plain(sharpness, calibrated)
-        options: dict[str, Any] = {"batch_size": batch_size, "sample_batch": sample_batch}
-        options |= {"estimate": estimate, "chains": chains, "sharpness": sharpness}
-        first, *others = averaged(self, x, keep_samples=False, whole=True, **options)
+        first, *others = averaged(
+            self.calibrated(calibrated), x, estimate=estimate, batch_size=batch_size,
+            sample_batch=sample_batch, chains=chains, keep_samples=False, whole=True,
+        )  # fmt: skip
         return first.distribution(*others)
 
     def evaluate(
@@ -183,7 +166,7 @@ class Posterior(Draws):
         batch_size: int = 1000,
         sample_batch: int = 16,
         chains: Chains = None,
-        sharpness: float | None = None,
+        calibrated: bool = True,
     ) -> ClassificationScores | RegressionScores:
         """Scores the predictions on labelled data; ``print`` shows them.
 
@@ -198,12 +181,12 @@ class Posterior(Draws):
                 them from ``x``.
             estimate: As for ``predict``, like the other arguments.
         """
-        options = evaluation.Options(estimate, chains, batch_size, sample_batch, sharpness)
-        outside = None
+        options = evaluation.Options(estimate, chains, batch_size, sample_batch)
+        posterior, outside = self.calibrated(calibrated), None
         if ood is not None:
-            outside = self.predict(ood, keep_samples=False, **options._asdict()).epistemic
+            outside = posterior.predict(ood, keep_samples=False, **options._asdict()).epistemic
         return evaluation.evaluate(
-            self, *self.signature.labelled(x, y), outside=outside, options=options
+            posterior, *self.signature.labelled(x, y), outside=outside, options=options
         )
 
     def log_likelihood(
@@ -235,7 +218,6 @@ class Posterior(Draws):
         batch_size: int = 100,
         learning_rate: float = 1e-3,
         seed: int = 0,
-        sharpness: float | None = None,
         calibrated: bool = True,
     ) -> nn.Module:
         """One network that predicts like the whole ensemble, frozen and in eval mode.
@@ -249,16 +231,14 @@ class Posterior(Draws):
             batch_size: Inputs of a minibatch.
             learning_rate: Of Adam.
             seed: Of the order of the inputs.
-            sharpness: As for ``predict``: 1.0 teaches the plain mixture.
             calibrated: As for ``predict``: False teaches the posterior predictive itself.
         """
-        sharpness = _plain(sharpness, calibrated)
         first = self.healthy[0] if self.healthy else 0
         own = self._as_module(self._row_of(self.last, first)) if model is None else model
         student = copy.deepcopy(own)
         x = self._one_input(x, "distill").to(next(iter(self.last.values())).device)
-        prediction = self.predict(x, keep_samples=False, sharpness=sharpness)
-        law = None if prediction.total is None else self.predict_dist(x, sharpness=sharpness)
+        prediction = self.predict(x, keep_samples=False, calibrated=calibrated)
+        law = None if prediction.total is None else self.predict_dist(x, calibrated=calibrated)
         return distillation.train(
             student.to(x.device), x,
             distillation.divergence(prediction, law, self._likelihood_at_mean(), seed),
@@ -281,7 +261,7 @@ class Posterior(Draws):
         *,
         format: export.Format = "torch",
         estimate: Estimate = "ensemble",
-        sharpness: float | None = None,
+        calibrated: bool = True,
     ) -> None:
         """Writes the predictor as one file for serving. It maps inputs to (mean, total, epistemic),
         as ``predict`` does; sharpened probabilities agree to 0.01.
@@ -291,17 +271,17 @@ class Posterior(Draws):
             example: Example inputs; the number of rows may differ later.
             format: "torch" (``torch.export``, .pt2) or "onnx" (the extra ``export``).
             estimate: As for ``predict``.
-            sharpness: As for ``predict``.
+            calibrated: As for ``predict``.
         """
         self.shards.check_whole("export")
-        plain = estimate != "ensemble" or sharpness is not None
-        every, chains = stacked(self, estimate, plain=plain), self.chosen(None)
+        posterior = self.calibrated(calibrated and estimate == "ensemble")
+        every, chains = stacked(posterior, estimate), self.chosen(None)
         draws = len(next(iter(every.values()))) // len(chains)
-        state = learned_by(self, chains, draws, plain=plain)
+        state = noises(posterior, chains, draws)
         with MODEL_LOCK:
             served = export.Served(
                 self.template, self.likelihood, every, state,
-                sharpness_of(self, sharpness, estimate), spread_of(self, plain=plain),
+                sharpness_of(posterior), spread_of(posterior),
             )  # fmt: skip
             example = self._one_input(example, "export")
             export.write(served, path, example.to(next(iter(every.values())).device), format)
@@ -365,7 +345,7 @@ class Posterior(Draws):
         self.shards.check_whole("to_arviz")
         predictions = pointwise = None
         if x is not None:
-            predictions = self.predict(x, chains="all", sharpness=1.0).samples
+            predictions = self.predict(x, chains="all", calibrated=False).samples
         if data is not None:
             pointwise = self.log_likelihood(*self.signature.split(data), chains="all")
         return arviz.inference_data(self, predictions, data, pointwise, seed=seed)
@@ -444,10 +424,3 @@ class Posterior(Draws):
         )
         posterior.trained = moved.get("trained", {})
         return posterior
-
-
-def _plain(sharpness: float | None, calibrated: bool) -> float | None:
-    """The sharpness to use: 1.0 for uncalibrated predictions."""
-    if not calibrated and sharpness is not None:
-        raise ValueError(f"calibrated=False is without sharpness, got sharpness={sharpness!r} too")
-    return sharpness if calibrated else 1.0

@@ -1,36 +1,28 @@
-"""The recipe: how ``Langevin(model, likelihood).sample(data)`` chooses what is not given, with the
-constants of ``settings`` (docs/defaults.md is the same for users).
+"""The recipe: how ``Langevin(model, likelihood).sample(data)`` chooses what is not given. Every
+constant stands in ``settings``, with its reason; docs/defaults.md is the same for users.
 
-Dynamics. Underdamped, BAOAB, friction 0.1, or less where steps are small (``slowness``).
-Metric. Quasi-diagonal; with at most 40 weights the full Fisher matrix, or its blocks by unit if all
-layers are linear. Averaged with gamma_t = 4 / (t + 4), which weighs batch t by t^3, and frozen
-after burn-in. Until then it includes the batch that it is applied to, which limits the step for
-unusual batches and biases burn-in only.
-Batch. A fifth of the data, between 100 and 500 rows: a minibatch adds
+Dynamics: underdamped, BAOAB. Metric: quasi-diagonal; of few weights the full Fisher matrix, or its
+blocks by unit if all layers are linear. It is averaged over burn-in and then frozen; until then it
+includes the batch that it is applied to, which limits the step for unusual batches and biases
+burn-in only.
+
+A minibatch of B of the N data adds
 
     heat = eta N rho / (2 B a)
 
 to the temperature of directions that the data determine (a the friction; rho the part
 J / (J + epsilon) of the metric that comes from data, in the mean over weights that each count by
-it). At the same heat chains move as far per row with small minibatches as with large ones.
-Step size. A pilot of two chains, or of one for every scale of the prior, burns in; lambda is the
-posterior's largest curvature in the metric there (``curvature``). Then
+it). At the same heat chains move as far per row with small minibatches as with large ones. With
+lambda, the posterior's largest curvature in the metric at the end of a pilot (``curvature``),
 
-    eta = min(0.1 / lambda,  0.1 * 2 B a / (N rho)),
+    eta = min(steepness / lambda,  heat 2 B a / (N rho)),
 
-the first for the integrator (stable up to 4 / lambda, and lambda grows by 4 to 10 when chains move
-on under a frozen metric), the second for a heat of at most a tenth. eta is constant.
-Control variates. A model of few weights whose run minibatches of very many rows would make long
-(10^6 rows) has an anchor every 500 steps (``step_size.with_anchors``).
-Steps. 150 relaxation times 0.1 / eta of the directions that only the prior determines, a third of
-it burn-in; at least 2,000, at most what a budget of operations allows (``cost``). Slow directions
-of few weights get less friction and 60 of their relaxation times (``slowness``). About 200 draws
-per chain are kept. A quarter of the steps is run first; the run ends there if its chains agree
-(``run.until``). Otherwise that part becomes burn-in, three times as many steps follow, and so on.
-Start. At the model if it is trained, otherwise at weights N(0, 1/fan_in), different for every chain
-(``starts``); then a descent without noise (``run.descent``).
-Prior, sharpness and spread. By held-out rows (``prior_trial``). The last two affect predictions
-only, not the chains.
+the first for the integrator; it is constant. Directions that only the prior determines relax in
+a / eta steps, of which a run has many (``run_length``); slow ones of few weights have less friction
+(``slowness``), or control variates (``step_size.with_anchors``). Chains start at the model if it is
+trained (``starts``), otherwise at random weights, and then descend without noise (``run.descent``).
+The prior's scale, sharpness and spread are chosen on held-out rows (``prior_trial``); the last two
+affect predictions only.
 """
 
 from __future__ import annotations

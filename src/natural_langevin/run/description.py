@@ -14,7 +14,7 @@ from natural_langevin.diagnostics.energy import energy_gradient
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.overdamped import Overdamped
 from natural_langevin.execution.engine import Engine
-from natural_langevin.posterior.draws import draw_weights, pooled_chains
+from natural_langevin.posterior.draws import pooled_chains
 from natural_langevin.posterior.plan import Plan
 from natural_langevin.run import temperature_probe
 from natural_langevin.run.kept_draws import Phase
@@ -159,20 +159,10 @@ def length_reached(
     return found | ({"ess": target.ess} if plan.until is not None else {})
 
 
-def measured(
-    motion: Motion, phase: Phase, engine: Engine, state: State, step_size: StepSize, *, probe: bool
-) -> dict[str, Any]:
-    """What was measured: how steps were run, draws' weights, acceptance, rounding, temperature."""
-    done, burn_in = int(state.step), phase.burn_in
-    mesh = motion.problem.chains.processes
+def measured(motion: Motion, engine: Engine, state: State, *, probe: bool) -> dict[str, Any]:
+    """What was measured: how steps were run, acceptance, rounding, temperature."""
+    done, mesh = int(state.step), motion.problem.chains.processes
     found: dict[str, Any] = {"execution": engine.way}
-    table = engine.rates  # of the chains that are here
-    if mesh.world > 1:
-        table = motion.rates(0, done, step_size, burn_in=burn_in)
-    explores = engine.rates.explores
-    weights = draw_weights(table.step_size[:done], burn_in, phase.thin, explores)
-    if weights is not None:
-        found["draw_weights"] = weights
     for name, values in motion.integrator.report(state).items():
         found[name] = mesh.all_rows(values).tolist()  # of all chains
     if (shift := autocast_shift(engine, state)) is not None:

@@ -137,7 +137,6 @@ class _Ready(NamedTuple):
     steps: RunPlan
     engine: Engine
     state: State
-    step_size: StepSize
     swaps: ReplicaExchange | None
     collector: SampleCollector
     sink: stores.Store
@@ -230,7 +229,7 @@ def _phase(
         if ready.swaps is not None:
             config["exchange"] = ready.swaps.report(state)
         probe = options.probe and not options.trial
-        config |= description.measured(motion, phase, engine, state, ready.step_size, probe=probe)
+        config |= description.measured(motion, engine, state, probe=probe)
         if not options.trial and last_rows.noise_is_open(problem, plan):
             state, widths = last_rows.noise_widths(problem, plan, so_far, state)
             config |= widths
@@ -277,7 +276,7 @@ def _ready(motion: Motion, part: _Part, phase: Phase, options: Options) -> _Read
         state, store=sink, dtype=dtype, looks=steps.looks,
         first=int(problem.chains.ids[0]), level=options.level, units=problem.units,
     )  # fmt: skip
-    return _Ready(steps, engine, state, step_size, swaps, collector, sink, where, config, identity)
+    return _Ready(steps, engine, state, swaps, collector, sink, where, config, identity)
 
 
 def _shifted(callback: Callback | None, units: Units | None) -> Callback | None:

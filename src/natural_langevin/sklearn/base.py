@@ -18,7 +18,6 @@ import numpy as np
 # ruff: noqa: N803 (scikit-learn calls its inputs X)
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator
-from sklearn.exceptions import NotFittedError
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
@@ -122,19 +121,6 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
     def __reduce__(self) -> tuple[Any, ...]:
         return pickles.reduced(self, super().__getstate__())
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        version = state.pop(pickles.VERSION, None)
-        super().__setstate__(state)
-        if (reason := pickles.checked(self, version)) is not None:
-            self._unreadable = reason
-
-    def _check_fitted(self) -> None:
-        """Raises an error if not fitted, or fitted by another version in a form that cannot be
-        used."""
-        if (reason := vars(self).get("_unreadable")) is not None:
-            raise NotFittedError(reason)
-        check_is_fitted(self, "learned_")
-
     def set_output(self, *, predict: str = "default") -> Any:
         """Sets the type of predictions: arrays ("default"); a frame of the same kind as ``X``, with
         its index ("same"); or always "pandas" or "polars". scikit-learn's scorers and
@@ -156,7 +142,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
 
     #: What ``task`` may be; the first is "auto".
     _tasks: tuple[str, ...] = ()
-    _target_names: list[Any] = []  # noqa: RUF012 - of estimators that were pickled without
+    _target_names: list[Any] = []  # noqa: RUF012 - of estimators that are not fitted
 
     def _learn(
         self, table: Table, y: Tensor, weight: Array | None, *, classes: int = 0, task: str = ""
@@ -224,7 +210,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
     @property
     def posterior_(self) -> Posterior:
         """The posterior of the largest weight."""
-        self._check_fitted()
+        check_is_fitted(self, "learned_")
         return self.learned_.best
 
     def _checked(
@@ -258,7 +244,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _table(self, X: Any) -> Table:
         """New rows, as scikit-learn checks them."""
-        self._check_fitted()
+        check_is_fitted(self, "learned_")
         if is_frame(X):
             return from_frame(X)
         with _frames_take_words():

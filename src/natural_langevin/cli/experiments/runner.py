@@ -12,7 +12,6 @@ import json
 import logging
 import multiprocessing
 import shutil
-import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -41,19 +40,10 @@ from natural_langevin.cli.experiments.table1.protocol import (
 )
 from natural_langevin.cli.experiments.table1.stages import Bench
 from natural_langevin.distributed import launched
-from natural_langevin.distributed.join import (
-    exists_uncached,
-    is_rank_zero,
-    on_rank_zero,
-    rank_zero_first,
-    split_work,
-)
 
 log = logging.getLogger("natural_langevin")
 
 BASELINES = ("sgd", "dropout")
-#: Between two looks for a stage that another process runs.
-POLL_SECONDS = 0.5
 
 
 class RunError(ValueError):
@@ -88,27 +78,17 @@ STAGES: dict[str, tuple[str, ...]] = {
 
 def run(request: Request) -> Path:
     """Runs what is missing and returns the run's folder."""
-    if request.jobs > 1 and launched():
-        raise RunError("torchrun spreads the stages over its processes: leave --jobs out")
-    # The first process may have to fetch the data, which the others then find.
-    preset, dataset = rank_zero_first(
-        "loading the data", lambda: _resolve(request), device=request.device
-    )
+    if launched():
+        raise RunError("reproduce starts its own processes: run it without torchrun, with --jobs")
+    preset, dataset = _resolve(request)
     config = {"dataset": dataset.name, "precision": request.precision, **asdict(preset)}
     config = json.loads(json.dumps(config))
     if request.out is None:  # a name of its own for every configuration
         digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
         request = replace(request, out=Path("runs") / f"{dataset.name}-{preset.name}-{digest}")
     assert request.out is not None
-    folder = request.out / "stages"
-    lock = on_rank_zero(
-        "opening the run's folder", lambda: _claim(request, config), device=request.device
-    )
-    try:
-        _run_missing(request, preset, dataset, folder)
-    finally:
-        if lock is not None:
-            lock.release()
+    with _claim(request, config):
+        _run_missing(request, preset, dataset, request.out / "stages")
     return request.out
 
 
@@ -117,12 +97,7 @@ def _run_missing(request: Request, preset: Preset, dataset: data.Dataset, folder
     done = len(STAGES) - len(missing)
     if done:
         log.info("%d of %d stages were finished before", done, len(STAGES))
-    if launched():
-        bench = _bench(
-            replace(request, progress=request.progress and is_rank_zero()), preset, dataset
-        )
-        _run_spread(bench, missing, request.device)
-    elif request.jobs == 1:
+    if request.jobs == 1:
         bench = _bench(request, preset, dataset)
         for name in missing:
             run_stage(bench, name)
@@ -215,27 +190,9 @@ def run_stage(bench: Bench, name: str) -> None:
 
 
 def _drop_checkpoints(folder: Path, stage: str) -> None:
-    """Those of a stage that has its result, whichever rank wrote them."""
+    """Those of a stage that has its result."""
     for checkpoint in folder.glob(f"{stage}.*.checkpoint"):
         shutil.rmtree(checkpoint)
-
-
-def _run_spread(bench: Bench, missing: list[str], device: str) -> None:
-    """Under torchrun: every process runs its share of the stages, and waits for the others.
-
-    Selections come before what needs them in every share, so nobody waits for ever; a process that
-    fails is noticed by torchrun, which ends the others."""
-    by_length = sorted(_longest_first(missing), key=lambda name: bool(STAGES[name]))
-    for name in split_work(by_length, device=device):
-        _wait_for(bench.folder, STAGES[name])
-        run_stage(bench, name)
-        log.info("finished %s", name)
-    _wait_for(bench.folder, tuple(missing))
-
-
-def _wait_for(folder: Path, stages: tuple[str, ...]) -> None:
-    while not all(exists_uncached(folder / f"{name}.json") for name in stages):
-        time.sleep(POLL_SECONDS)
 
 
 def _longest_first(names: list[str]) -> list[str]:

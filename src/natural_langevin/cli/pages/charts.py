@@ -57,18 +57,10 @@ class Chart:
     log: bool = False
 
 
-def curves(items: Sequence[Mapping[str, Any]], hues: Mapping[str, str]) -> list[Chart]:
-    """Minibatch loss and, where it was measured, test NLL against updates."""
-    measured = [item for item in items if item.get("test_nll")]
-    charts = []
-    for title, key, part in (
-        ("Training loss per minibatch", "loss", items),
-        ("Test NLL along the chain", "test_nll", measured),
-    ):
-        if part:
-            lines = [(i["label"], hues[i["method"]], i["step"], i[key]) for i in part]
-            charts.append(_lines(title, "updates", lines, log_x=False))
-    return charts
+def curves(items: Sequence[Mapping[str, Any]], hues: Mapping[str, str]) -> Chart:
+    """Minibatch loss against updates."""
+    lines = [(i["label"], hues[i["method"]], i["step"], i["loss"]) for i in items]
+    return _lines("Training loss per minibatch", "updates", lines, log_x=False)
 
 
 def sizes(items: Sequence[Mapping[str, Any]], hues: Mapping[str, str]) -> Chart:

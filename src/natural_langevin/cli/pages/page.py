@@ -53,12 +53,10 @@ def _values(results: dict[str, Any]) -> dict[str, Any]:
     config, rows = results["config"], results["rows"]
     listed = ("curves", "reliability", "ensemble_size", "ess")
     colour = hues(item["method"] for key in ("rows", *listed) for item in results.get(key) or ())
-    sizes = results.get("ensemble_size")
+    curves, sizes = results.get("curves"), results.get("ensemble_size")
     return {
         "title": f"Natural Langevin dynamics on {text.dataset(config)}",
-        "eyebrow": " · ".join(
-            filter(None, ("Reproduction report", _preset(config) and f"{_preset(config)} preset"))
-        ),
+        "eyebrow": f"Reproduction report · {config['name']} preset",
         "machine": summary.machine(results),
         "created": results["created"],
         "date": text.date(results["created"]),
@@ -67,7 +65,7 @@ def _values(results: dict[str, Any]) -> dict[str, Any]:
         "rows": table(rows, colour) if rows else None,
         "claims": claims(rows),
         "deviations": results.get("deviations") or [],
-        "curves": charts.curves(results.get("curves") or (), colour),
+        "curves": charts.curves(curves, colour) if curves else None,
         "selection": heatmap.grids(results.get("selection") or ()),
         "reliability": charts.diagrams(results.get("reliability") or (), colour),
         "ensemble_size": charts.sizes(sizes, colour) if sizes else None,
@@ -102,17 +100,9 @@ def plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _preset(config: Mapping[str, Any]) -> str:
-    return str(config.get("preset") or config.get("name") or "")
-
-
 def _command(config: Mapping[str, Any]) -> str:
-    words = ["natural-langevin", "reproduce"]
-    if _preset(config):
-        words += ["--preset", _preset(config)]
-    if config.get("dataset", "mnist") != "mnist":
-        words += ["--dataset", str(config["dataset"])]
-    return shlex.join(words)
+    words = ["natural-langevin", "reproduce", "--preset", config["name"]]
+    return shlex.join([*words, "--data", config["dataset"]])
 
 
 @cache

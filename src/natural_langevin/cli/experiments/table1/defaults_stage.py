@@ -53,10 +53,7 @@ def final(bench: Bench) -> Result:
 def _run(bench: Bench, seed: int) -> tuple[Posterior, float]:
     """The posterior of one call, and the seconds that it took."""
     began = time.monotonic()
-    sampler = Langevin(
-        bench.network(), likelihoods.Categorical(), seed=seed, device=bench.device,
-        parallel=None,
-    )  # fmt: skip
+    sampler = Langevin(bench.network(), likelihoods.Categorical(), seed=seed, device=bench.device)
     found = sampler.sample(
         (bench.data.train_x, bench.data.train_y),
         bench.preset.default_steps,

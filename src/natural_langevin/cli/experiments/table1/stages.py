@@ -119,7 +119,6 @@ def langevin(
         init="fan_in",
         seed=seed,
         device=bench.device,
-        parallel=None,  # under torchrun every process has stages of its own
     )
 
 

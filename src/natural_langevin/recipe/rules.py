@@ -6,7 +6,7 @@ Metric. Quasi-diagonal; with at most 40 weights the full Fisher matrix, or its b
 layers are linear. Averaged with gamma_t = 4 / (t + 4), which weighs batch t by t^3, and frozen
 after burn-in. Until then it includes the batch that it is applied to, which limits the step for
 unusual batches and biases burn-in only.
-Batch. A fifth of the data, between 100 and 500 rows: a minibatch adds
+Batch. A fifth of the data, between 100 and 500 rows, or all of fewer than 200: a minibatch adds
 
     heat = eta N rho / (2 B a)
 
@@ -83,13 +83,13 @@ def prior(scale: float | Tensor = 1.0) -> priors.FanIn:
 def batch_size(num_data: int, affordable: float, rule: Batch) -> int:
     """Rows of a minibatch; ``affordable``: those that a step has the operations for.
 
-    >>> [batch_size(n, 500, Batch()) for n in (50, 300, 1000, 60_000)]
-    [50, 100, 200, 500]
+    >>> [batch_size(n, 500, Batch()) for n in (50, 150, 300, 1000, 60_000)]
+    [50, 150, 100, 200, 500]
     >>> batch_size(60_000, 20, Batch())
     100
     """
-    usual = int(min(num_data // rule.part, affordable, rule.most))
-    return min(num_data, max(rule.fewest, usual))
+    usual = max(rule.fewest, int(min(num_data // rule.part, affordable, rule.most)))
+    return usual if num_data >= 2 * usual else num_data
 
 
 @dataclass(frozen=True)

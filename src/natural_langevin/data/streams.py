@@ -2,8 +2,9 @@
 
 In-memory data gives every chain its own stream: chain c's epoch e is the random permutation
 addressed by (seed, c, e), cut into whole batches (what is left over is dropped and reshuffled with
-the rest). A batch is thus a pure function of (seed, chain, step): resuming needs no bookkeeping,
-and adding chains never changes another chain's data. For DataLoaders see ``loaders``.
+the rest). A batch of all rows needs none: the rows come as they are. A batch is thus a pure
+function of (seed, chain, step): resuming needs no bookkeeping, and adding chains never changes
+another chain's data. For DataLoaders see ``loaders``.
 """
 
 from __future__ import annotations
@@ -78,13 +79,32 @@ class InMemory:
         rows = {} if self._all_rows is None else {"rows": self._all_rows}
         return fingerprint({"x": self.x, "y": self.y} | rows)
 
+    def drawn(self, epoch: Tensor | int) -> Tensor:
+        """The chains' data in random order: (chain, num_data), or (chain, epoch, num_data) of
+        several epochs (m,)."""
+        origin = self.origin if isinstance(epoch, int) else self.origin[:, None]
+        return self._own(random.permutation(random.stream(origin, epoch), self.num_data))
+
+    def orders(self, epochs: Tensor | int) -> Tensor:
+        """The chains' data in the order of these epochs, shaped as by ``drawn``."""
+        if self.batch_size < self.num_data:
+            return self.drawn(epochs)
+        several = () if isinstance(epochs, int) else (len(epochs),)
+        every = torch.arange(self.num_data, device=self.origin.device)
+        return self._own(every.expand(len(self.origin), *several, -1))
+
     def order(self, epoch: int) -> Tensor:
         """The chains' data in the order of this epoch: (chain, num_data)."""
         if epoch != self._epoch:
-            order = random.permutation(random.stream(self.origin, epoch), self.num_data)
-            self._order = order if self.rows is None else self.rows.gather(1, order)
-            self._epoch = epoch
+            self._order, self._epoch = self.orders(epoch), epoch
         return self._order
+
+    def _own(self, places: Tensor) -> Tensor:
+        """The rows at these places of those that each chain sees."""
+        if self.rows is None:
+            return places
+        rows = self.rows if places.ndim == self.rows.ndim else self.rows[:, None]
+        return rows.expand_as(places).gather(-1, places)
 
     def gather(self, order: Tensor, step: Tensor | int) -> Batch:
         """x (chain, B, ...) and y (chain, B, ...) of this step, given its epoch's ``order``.
@@ -104,8 +124,7 @@ class InMemory:
     def parted(self, share: float, most: int, batch: int) -> tuple[InMemory, Tensor]:
         """The same data without a ``share`` of every chain's rows (at ``most`` so many), chosen at
         random, and the numbers of these: (chain, n). ``batch``: rows of a minibatch."""
-        order = random.permutation(random.stream(self.origin, -1), self.num_data)
-        rows = order if self.rows is None else self.rows.gather(1, order)
+        rows = self.drawn(-1)
         count = min(int(share * self.num_data), most)
         inside = InMemory(
             self.x, self.y, batch_size=min(batch, self.num_data - count),

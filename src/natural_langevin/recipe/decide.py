@@ -254,6 +254,8 @@ def _by_recipe(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> 
         rule = settings.batch
         batch_why = (
             f"a {rule.part}th of the rows, from {rule.fewest} to {rule.most}, as costs allow"
+            if batch_size < num_data
+            else "all rows: two minibatches would not fit"
         )
     begin, downhill, why = motion.start, False, "given"
     if begin == "auto":

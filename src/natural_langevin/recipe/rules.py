@@ -75,13 +75,13 @@ def prior(scale: float | Tensor = 1.0) -> priors.FanIn:
 def batch_size(num_data: int, affordable: float, rule: Batch) -> int:
     """Rows of a minibatch; ``affordable``: those that a step has the operations for.
 
-    >>> [batch_size(n, 500, Batch()) for n in (50, 300, 1000, 60_000)]
-    [50, 100, 200, 500]
+    >>> [batch_size(n, 500, Batch()) for n in (50, 150, 300, 1000, 60_000)]
+    [50, 150, 100, 200, 500]
     >>> batch_size(60_000, 20, Batch())
     100
     """
-    usual = int(min(num_data // rule.part, affordable, rule.most))
-    return min(num_data, max(rule.fewest, usual))
+    usual = max(rule.fewest, int(min(num_data // rule.part, affordable, rule.most)))
+    return usual if num_data >= 2 * usual else num_data
 
 
 @dataclass(frozen=True)

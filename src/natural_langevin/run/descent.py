@@ -124,7 +124,7 @@ def _with_best_own(
     name = weight_name(likelihood)
     if name is None:
         return params
-    rows = stream.order(0)[:, :most]
+    rows = stream.drawn(0)[:, :most]
     x, y = stream.x[rows], stream.y[rows]
     with torch.no_grad():
         outputs = vmap(moves.gradients.network.call)(params, x)

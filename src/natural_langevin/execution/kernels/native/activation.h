@@ -8,10 +8,14 @@
 // Whether f'(z) must be kept from the forward pass; elsewhere it follows from f(z).
 INLINE int keeps_slope(int64_t kind) { return kind == LEAKY_RELU || kind >= GELU; }
 
-#define EACH for (int64_t n = 0; n < count; ++n)
+#define EACH                                     \
+    for (int64_t row = 0; row < rows; ++row)     \
+        for (int64_t n = row * stride; n < row * stride + count; ++n)
 
-// z becomes f(z), and slope f'(z) where it is kept.
-static void activate(const Layer *l, real *restrict z, real *restrict slope, int64_t count) {
+// `count` numbers of every row of z become f(z), and those of slope f'(z) where it is kept: all rows by
+// one call, which gets its constants ready once.
+static void activate(const Layer *l, real *restrict z, real *restrict slope, int64_t rows,
+                     int64_t stride, int64_t count) {
     const real first = (real)l->parameter[0], second = (real)l->parameter[1];
     switch (l->activation) {
     case RELU:
@@ -93,7 +97,8 @@ static void activate(const Layer *l, real *restrict z, real *restrict slope, int
 
 // e = dl/df becomes dl/dz, given f(z).
 static void differentiate(int64_t kind, real *restrict e, const real *restrict f,
-                          const real *restrict slope, int64_t count) {
+                          const real *restrict slope, int64_t rows, int64_t stride,
+                          int64_t count) {
     switch (kind) {
     case IDENTITY:
         break;

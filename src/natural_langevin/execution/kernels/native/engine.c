@@ -174,10 +174,13 @@ static void meet(Team *t) {
         if (++spins > 4096) sched_yield();  // somebody else needs this core
 }
 
+// Whether every step of a call has the same rows: a batch of all rows has no order to draw.
+INLINE int same_rows(const Run *run) { return !run->shuffled || run->batch == run->num_rows; }
+
 // Which data row every sample of this step's minibatch is; lanes past its end repeat the last one.
 static void choose_rows(Team *t, int64_t step) {
     const Run *run = t->run;
-    if (!run->shuffled) {
+    if (same_rows(run)) {
         const int64_t *const own = run->rows ? run->rows + t->chain * run->batch : 0;
         for (int64_t n = 0; n < run->batch; ++n) t->rows[n] = own ? own[n] : n;
     } else {
@@ -284,31 +287,30 @@ static void send_back(Team *t, int drawn, int64_t v0, int64_t v1, real *pack) {
             for (int64_t o = 0; o < l->outputs; ++o)
                 for (int64_t n = most(from, batch); n < to; ++n) d[o * stride + n] = 0;
         }
-        for (int64_t o = 0; o < l->outputs && l->activation != IDENTITY; ++o) {
-            const int64_t at = o * stride + from;
-            differentiate(l->activation, d + at, p->z + at, offset(p->slope, at), to - from);
-            if (t->run->mask_origin && k < last)  // a dropped unit is 0, where ReLU has no slope
-                for (int64_t n = at; n < at + to - from; ++n)
-                    d[n] /= 1 - t->run->dropout[t->chain];
-        }
+        differentiate(l->activation, d + from, p->z + from, offset(p->slope, from), l->outputs, stride,
+                      to - from);
+        const int dropped = t->run->mask_origin && k < last && l->activation != IDENTITY;
+        for (int64_t o = 0; o < l->outputs && dropped; ++o)  // it is 0, where ReLU has no slope
+            for (int64_t n = o * stride + from; n < o * stride + to; ++n)
+                d[n] /= 1 - t->run->dropout[t->chain];
     }
 }
 
-// One member's samples through the network and back. `moments`: whether squares are needed.
-static void evaluate(Team *t, int64_t member, Scratch *s, int64_t step, int moments, int back) {
+// One member's samples through the network and back. `gathered`: whether its inputs are there since
+// another step; `moments`: whether squares are needed.
+static void evaluate(Team *t, int64_t member, Scratch *s, int64_t step, int gathered, int moments,
+                     int back) {
     const Run *run = t->run;
     const int64_t v0 = t->vectors * member / t->members;
     const int64_t v1 = t->vectors * (member + 1) / t->members;
     const int64_t from = v0 * LANES, to = v1 * LANES, stride = t->stride, last = run->layers - 1;
-    gather(t, from, to);
+    if (!gathered) gather(t, from, to);
     for (int64_t k = 0; k <= last && from < to; ++k) {
         const Layer *l = t->layers + k;
         const Pass *p = t->passes + k;
         if (back) keep_inputs(t, k, moments, from, to);
         layer_forward(l, parameters(t, l, WEIGHT), parameters(t, l, BIAS), p->a, p->z, stride, v0, v1);
-        for (int64_t o = 0; o < l->outputs && l->activation != IDENTITY; ++o)
-            activate(l, p->z + o * stride + from, p->slope ? p->slope + o * stride + from : 0,
-                     to - from);
+        activate(l, p->z + from, offset(p->slope, from), l->outputs, stride, to - from);
         if (run->mask_origin && k < last) drop_units(t, k, step, from, to);
     }
     const Pass *p = t->passes + last;
@@ -500,13 +502,15 @@ static void advance(Team *t, int64_t member, Scratch *s, int64_t from, int64_t t
         choose_rows(t, run->start + from);
     }
     meet(t);
+    int gathered = 0;
     for (int64_t k = from; k < to; ++k) {
         const int64_t step = run->start + k;
         const int stopped = run->diverged[t->chain] >= 0, final = k == run->count - 1;
         const Rates r = rates_of(t, k);
         if (!stopped || final) {
             if (!stopped) settle_priors(t, member);
-            evaluate(t, member, s, step, needs_moments(run) && r.gamma > 0, !stopped);
+            evaluate(t, member, s, step, gathered, needs_moments(run) && r.gamma > 0, !stopped);
+            gathered = same_rows(run);
         }
         meet(t);
         double sum = 0;
@@ -525,7 +529,7 @@ static void advance(Team *t, int64_t member, Scratch *s, int64_t from, int64_t t
             if (final) run->loss[t->chain] = loss;
             if (moves && run->learned_variance) run->learned_variance[t->chain] = t->variance;
             if (!stopped && !moves) run->diverged[t->chain] = step;
-            if (k + 1 < to) choose_rows(t, step + 1);
+            if (k + 1 < to && !same_rows(run)) choose_rows(t, step + 1);
         }
         meet(t);
     }

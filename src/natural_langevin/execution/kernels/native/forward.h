@@ -47,8 +47,7 @@ static void forward_part(const Forward *f, int64_t network, int64_t first, real 
         memset(a + l->inputs * SPAN, 0, SPAN * sizeof(real));
         layer_forward(l, w && l->trainable[WEIGHT] ? w + network * l->in * l->out : w,
                       b && l->trainable[BIAS] ? b + network * l->out : b, a, z, SPAN, 0, vectors);
-        for (int64_t o = 0; o < l->outputs && l->activation != IDENTITY; ++o)
-            activate(l, z + o * SPAN, slope, vectors * LANES);
+        for (int64_t o = 0; o < l->outputs; ++o) activate(l, z + o * SPAN, slope, 1, SPAN, vectors * LANES);
         real *const other = a;
         a = z, z = other;
     }

@@ -328,6 +328,7 @@ static double losses(const Run *run, const Outputs *o) {
             SAMPLES o->d[k * o->stride + n] *= o->total[n];
     }
     double sum = 0;
+#pragma omp simd reduction(+ : sum)
     SAMPLES sum += o->loss[n];
     if (run->offset) SAMPLES sum += run->offset[o->rows[n]];
     return sum;

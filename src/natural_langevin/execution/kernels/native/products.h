@@ -100,8 +100,8 @@ static void forward_tile(int64_t rows, int64_t vectors, int64_t depth, const rea
 }
 
 static void backward_tile(int64_t rows, int64_t vectors, int64_t depth, const real *w,
-                          const real *a, real *z, int64_t stride, int add) {
-    const int64_t deep = ROWS, row = 1;
+                          int64_t deep, const real *a, real *z, int64_t stride, int add) {
+    const int64_t row = 1;
     const real *begin = 0;
     TILE_SWITCH
 }
@@ -134,21 +134,23 @@ static void forward_product(const real *w, const real *bias, int64_t in, int64_t
             }
 }
 
-// E = W^T D; `pack` holds ROWS columns of W, DEPTH rows at a time.
+// E = W^T D; `pack` holds ROWS columns of W, DEPTH rows at a time, where W has more.
 static void backward_product(const real *w, int64_t in, int64_t out, const real *d, real *e,
                              int64_t stride, int64_t from, int64_t to, real *pack) {
     const int64_t parts = pieces(from, to);
     for (int64_t i = 0; i < in; i += ROWS)
         for (int64_t k = 0; k < out; k += DEPTH) {
             const int64_t width = least(ROWS, in - i), depth = least(DEPTH, out - k);
-            for (int64_t r = 0; r < depth; ++r)
+            const int narrow = in <= ROWS;
+            const real *const columns = narrow ? w + k * in : pack;
+            for (int64_t r = 0; r < depth && !narrow; ++r)
                 memcpy(pack + r * ROWS, w + (k + r) * in + i, width * sizeof(real));
             for (int64_t p = 0; p < parts; ++p) {
                 const int64_t v0 = from + p * (to - from) / parts;
                 const int64_t v1 = from + (p + 1) * (to - from) / parts;
                 for (int64_t m = 0, rows; m < width; m += rows)
-                    backward_tile(rows = several(4, width - m), v1 - v0, depth, pack + m,
-                                  d + k * stride + v0 * LANES,
+                    backward_tile(rows = several(4, width - m), v1 - v0, depth, columns + m,
+                                  narrow ? in : ROWS, d + k * stride + v0 * LANES,
                                   e + (i + m) * stride + v0 * LANES, stride, k > 0);
             }
         }
@@ -162,9 +164,10 @@ typedef struct {
     int64_t width;
 } Sums;
 
-// A few units against a few inputs, over the whole batch.
+// A few units against a few inputs, over the whole batch; `at`: where their sums begin. `s` by address: a
+// copy of it is read before its parts are written, which takes as long as a tile of a narrow layer.
 INLINE void inner_tile(int units, int inputs, int need, const real *d, const real *dd, const real *a,
-                       const real *aa, int64_t stride, int64_t vectors, Sums s) {
+                       const real *aa, int64_t stride, int64_t vectors, const Sums *s, int64_t at) {
     vector g[4][4], q[4][4], c[4][4];
 #pragma GCC unroll 8
     for (int k = 0; k < units; ++k)
@@ -196,18 +199,20 @@ INLINE void inner_tile(int units, int inputs, int need, const real *d, const rea
     for (int k = 0; k < units; ++k)
 #pragma GCC unroll 8
         for (int i = 0; i < inputs; ++i) {
-            s.gradient[k * s.width + i] = lane_sum(g[k][i]);
-            if (need >= SECOND) s.second[k * s.width + i] = lane_sum(q[k][i]);
-            if (need >= SECOND_AND_CROSS) s.cross[k * s.width + i] = lane_sum(c[k][i]);
+            const int64_t here = at + k * s->width + i;
+            s->gradient[here] = lane_sum(g[k][i]);
+            if (need >= SECOND) s->second[here] = lane_sum(q[k][i]);
+            if (need >= SECOND_AND_CROSS) s->cross[here] = lane_sum(c[k][i]);
         }
 }
 
 #define INNER_CASE(K, I, N) \
-    case ((K)*8 + (I)) * 4 + (N): inner_tile(K, I, N, d, dd, a, aa, stride, vectors, s); break;
+    case ((K)*8 + (I)) * 4 + (N): inner_tile(K, I, N, d, dd, a, aa, stride, vectors, s, at); break;
 #define INNER_INPUTS(K, N) INNER_CASE(K, 1, N) INNER_CASE(K, 2, N) INNER_CASE(K, 4, N)
 
 static void inner_case(int64_t units, int64_t inputs, int need, const real *d, const real *dd,
-                       const real *a, const real *aa, int64_t stride, int64_t vectors, Sums s) {
+                       const real *a, const real *aa, int64_t stride, int64_t vectors,
+                       const Sums *s, int64_t at) {
     switch ((units * 8 + inputs) * 4 + need) {
         INNER_INPUTS(1, GRADIENT) INNER_INPUTS(1, SECOND) INNER_INPUTS(1, SECOND_AND_CROSS)
         INNER_INPUTS(2, GRADIENT)
@@ -224,10 +229,8 @@ static void inner_products(int64_t units, int64_t in, int need, const real *d, c
     for (int64_t k = 0; k < units; k += together)
         for (int64_t i = 0, inputs; i < in; i += inputs) {
             inputs = in - i >= 4 ? 4 : several(2, in - i);
-            const int64_t at = k * s.width + i;
-            const Sums here = {s.gradient + at, s.second + at, s.cross + at, s.width};
-            inner_case(least(together, units - k), inputs, need, d + k * stride,
-                       dd + k * stride, a + i * stride, aa + i * stride, stride, vectors, here);
+            inner_case(least(together, units - k), inputs, need, d + k * stride, dd + k * stride,
+                       a + i * stride, aa + i * stride, stride, vectors, &s, k * s.width + i);
         }
 }
 

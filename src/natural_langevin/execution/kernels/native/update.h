@@ -100,9 +100,18 @@ INLINE void diagonal_move(int rmsprop, int use, const Rates *r, real damping,
 // Units of so many inputs that are moved together: loops over few inputs are hardly ever vectors.
 INLINE int64_t moved_together(int64_t in) { return most(1, least(TOGETHER_UNITS, TOGETHER_WEIGHTS / in)); }
 
+INLINE real sum_of(const real *x, int64_t count) {
+    vector sum = {0};
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) sum += load(x + i);
+    real rest = i ? lane_sum(sum) : 0;
+    for (; i < count; ++i) rest += x[i];
+    return rest;
+}
+
 // The weights of units with bias, of `in` each; adds to d_bias and n_bias what they give the bias. In
 // three stages, as normals are made: one chain of operations over all of it waits for itself.
-// `several`: whether there is more than one unit, which have corners and v_bias of their own.
+// `several`: whether there may be more than one unit, which have corners and v_bias of their own.
 INLINE void quasi_move(int use, int several, const Rates *r, real damping, const real *corner,
                        const real *v_bias, const real *restrict batch_second,
                        const real *restrict batch_cross, real *restrict second,
@@ -146,10 +155,8 @@ INLINE void quasi_move(int use, int several, const Rates *r, real damping, const
     }
     if (!several) *d_bias += row_sum, *n_bias += row_noise;
     for (int64_t u = 0; u < units && several; ++u) {
-        row_sum = row_noise = 0;
-#pragma omp simd reduction(+ : row_sum, row_noise)
-        for (int64_t i = u * in; i < (u + 1) * in; ++i) row_sum += corners[i], row_noise += above[i];
-        d_bias[u] += row_sum, n_bias[u] += row_noise;
+        d_bias[u] += sum_of(corners + u * in, in);
+        n_bias[u] += sum_of(above + u * in, in);
     }
 }
 
@@ -198,7 +205,7 @@ static void move_quasi(const Rates *r, real damping, const real *corner, const r
         quasi_move(USE, SEVERAL, r, damping, corner, v_bias, s->second, s->cross, second, cross, v, \
                    z, d, n, d_bias, n_bias, units, in);                                            \
         break;
-    switch (r->use * 2 + (units > 1)) {
+    switch (r->use * 2 + (in <= TOGETHER_WEIGHTS)) {
         QUASI_CASE(STANDING, 0) QUASI_CASE(OLD, 0) QUASI_CASE(NEW, 0)
         QUASI_CASE(STANDING, 1) QUASI_CASE(OLD, 1) QUASI_CASE(NEW, 1)
     }

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from natural_langevin import random
 from natural_langevin._internal.gpu_build import Launch, build, launch
 from natural_langevin._internal.gpu_kernels import dot_precision
 from natural_langevin.data.streams import InMemory
@@ -136,11 +135,7 @@ class WholeSteps:
             several = max(1, min(last + 1 - epoch, MOST_ROWS // (len(stream.origin) * rows)))
             self._epochs = range(epoch, epoch + several)
             numbers = torch.arange(epoch, epoch + several, device=stream.origin.device)
-            keys = random.stream(stream.origin[:, None], numbers)
-            order = random.permutation(keys, rows)  # (chain, epoch, row)
-            if stream.rows is not None:
-                order = stream.rows[:, None].expand_as(order).gather(2, order)
-            self._order = order.to(torch.int32)
+            self._order = stream.orders(numbers).to(torch.int32)  # (chain, epoch, row)
         return self._epochs.stop * batches - start
 
     def _take_likelihood(self, outputs: int) -> None:

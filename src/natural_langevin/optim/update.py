@@ -376,11 +376,12 @@ class Update:
         calls: dict[str, LayerCall] = moments.pop("calls")
         bias_of = {w: b for b, ws in self._units.items() for w in ws if b in self.params}
         for weight, call in calls.items():
-            a, squares = call.a[0], (call.delta[0] * call.scale).square()
-            moments.setdefault("second", {})[weight] = squares.mT @ a.square()
+            second, row, of_bias = _sums(call)
+            shape = self.params[weight].shape
+            moments.setdefault("second", {})[weight] = second.reshape(shape)
             if weight in bias_of:
-                moments["second"][bias_of[weight]] = squares.sum(0)
-                moments.setdefault("cross", {})[bias_of[weight]] = {weight: squares.mT @ a}
+                moments["second"][bias_of[weight]] = of_bias
+                moments.setdefault("cross", {})[bias_of[weight]] = {weight: row.reshape(shape)}
         return moments
 
     def _by_kernels(
@@ -450,6 +451,19 @@ class Update:
     def metric(self) -> Metric:
         """The metric of these parameters, with a chain axis."""
         return self._state.metric
+
+
+def _sums(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
+    """A layer's statistics, by torch's operations: of the weight, of both, and of the bias."""
+    a, delta = call.a[0], call.delta[0] * call.scale
+    if call.table is None:
+        squares = delta.square()
+        return squares.mT @ a.square(), squares.mT @ a, squares.sum(0)
+    patches = torch.nn.functional.pad(a, (0, 1))[:, call.table.long()]
+    by_channel = delta.unflatten(1, (-1, len(call.table)))
+    gradients, of_bias = by_channel @ patches, by_channel.sum(2)
+    row = (gradients * of_bias[..., None]).sum(0)
+    return gradients.square().sum(0), row, of_bias.square().sum(0)
 
 
 def _by_name(moments: Moments) -> Statistics:

@@ -1,6 +1,7 @@
 // The update of the units of one weight, for networks whose passes the engine does not know, but
-// whose updates it does: from a gradient and statistics that others have formed, or from a layer's
-// inputs and output gradients, whose sums never leave the cache. Some units at a time, as in the engine.
+// whose updates it does: from a gradient and statistics that others have formed, or from the inputs and
+// output gradients of a linear layer or a convolution, whose sums never leave the cache. Some units at a
+// time, as in the engine.
 
 #ifndef NATURAL_LANGEVIN_LINEAR_H
 #define NATURAL_LANGEVIN_LINEAR_H
@@ -8,6 +9,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "convolution.h"
 #include "noise.h"
 #include "update.h"
 
@@ -24,6 +26,9 @@ typedef struct {
     int64_t batch;
     double scale;                    // delta times this: means of products are then their sums
     const real *a, *delta, *fisher;  // (chain, batch, in or out); fisher: of statistics, NULL: delta
+    // Of a convolution: a (chain, batch, inputs), delta (chain, batch, out, position), else NULL.
+    int64_t inputs, positions;
+    const int32_t *table;  // as in layout.h
     real *theta[2], *mean[2], *momentum[2], *second[2], *cross;  // NULL where there is none
     const real *prior;    // (chain, 4): 1 / (beta variance) and mean, of weight and bias
     const real *damping;  // (chain, 2)
@@ -33,7 +38,7 @@ typedef struct {
 
 typedef struct {
     const LinearUpdate *update;
-    const real *blocks;  // of `a`, chain after chain
+    const real *inputs;  // `a` as its sums are formed, chain after chain
     int64_t from, to;    // units, counted through all chains
     int failed;
     pthread_t thread;
@@ -56,19 +61,30 @@ typedef struct {
     real *sums[3];     // (together, padded(in)): gradient, second, cross
     real *bias[2];     // (together): the bias's gradient and second
     Active *active;
+    real *columns, *total;  // of a convolution: D (together, position, stride), its sum over positions
 } LinearRoom;
 
 static int linear_forms(const LinearUpdate *l) { return l->a && (l->adapts || !l->gradient); }
 
+// Numbers of a chain's inputs, as their sums are formed: of a convolution with a row of zeros.
+static int64_t linear_inputs(const LinearUpdate *l) {
+    return l->table ? (l->inputs + 1) * row_stride(l->batch) : padded(l->in) * l->batch;
+}
+
 static char *linear_room(const LinearUpdate *l, LinearRoom *r) {
     const int forms = linear_forms(l);
-    r->together = chunk_of(l->in);
+    r->together = l->table && forms ? PATCH_UNITS : chunk_of(l->in);
     const int64_t k = r->together, sums = forms ? k * padded(l->in) : 0, some = forms ? k : 0;
     const int64_t active = forms ? l->batch + 1 : 0, normals = k * l->in + k + 2 * 544;
-    char *const base = malloc(normals * sizeof(float) + (3 * l->in + 3 * sums + 2 * some) * sizeof(real) +
+    const int64_t columns = l->table ? some * row_stride(l->batch) : 0;
+    char *const base = malloc(normals * sizeof(float) + 64 +
+                              (3 * l->in + 3 * sums + 2 * some + columns * (l->positions + 1)) * sizeof(real) +
                               some * (sizeof(Active) + active * (sizeof(real) + sizeof(int32_t))) + 64);
     if (!base) return 0;
-    char *at = base;
+    char *at = (char *)(((uintptr_t)base + 63) / 64 * 64);
+    real *const columned = (real *)at;
+    r->columns = columned, at += columns * (l->positions + 1) * sizeof(real);
+    r->total = columned + columns * l->positions;
     r->active = (Active *)at, at += some * sizeof(Active);
     real *numbers = (real *)at;
     r->v = numbers, r->d = r->v + l->in, r->n = r->d + l->in, numbers += 3 * l->in;
@@ -81,8 +97,42 @@ static char *linear_room(const LinearUpdate *l, LinearRoom *r) {
     return base;
 }
 
+// `features` of every sample, `apart` from one to the next, as columns; lanes behind the last sample hold
+// that one again.
+static void batch_columns(const real *a, int64_t apart, int64_t features, int64_t batch, real *into) {
+    for (int64_t n = 0; n < batch; n += LANES) {
+        const real *rows[LANES];
+        for (int64_t j = 0; j < LANES; ++j) rows[j] = a + least(n + j, batch - 1) * apart;
+        as_columns(rows, features, into + n, row_stride(batch));
+    }
+}
+
+// The sums of `units` channels of a convolution, from the columns of its inputs.
+static void channel_sums(const LinearUpdate *l, const real *delta, const real *inputs, int need,
+                         int64_t unit, int64_t units, Sums sums, LinearRoom *r) {
+    const Layer shape = {.in = l->in, .out = units, .inputs = l->inputs, .positions = l->positions,
+                         .table = l->table};
+    const int64_t stride = row_stride(l->batch), vectors = (l->batch + LANES - 1) / LANES;
+    batch_columns(delta + unit * l->positions, l->out * l->positions, units * l->positions, l->batch,
+                  r->columns);
+    for (int64_t k = 0; k < units * l->positions; ++k)
+        for (int64_t n = 0; n < vectors * LANES; ++n)
+            r->columns[k * stride + n] = n < l->batch ? r->columns[k * stride + n] * (real)l->scale : 0;
+    over_positions(&shape, r->columns, r->total, stride, 0, vectors * LANES);
+    convolution_sums(&shape, units, need, r->columns, r->total, inputs, stride, vectors, sums);
+    for (int64_t u = 0; u < units; ++u) {
+        real sum = 0, squares = 0;
+        for (int64_t n = 0; n < l->batch; ++n) {
+            const real own = r->total[u * stride + n];
+            sum += own, squares += own * own;
+        }
+        if (need != MOMENTS) r->bias[0][u] = sum;
+        if (need != GRADIENT) r->bias[1][u] = squares;
+    }
+}
+
 // The sums of `units` units from a layer's call.
-static void linear_sums(const LinearUpdate *l, const real *blocks, int64_t chain, int64_t unit,
+static void linear_sums(const LinearUpdate *l, const real *inputs, int64_t chain, int64_t unit,
                         int64_t units, LinearRoom *r) {
     const int moments = l->adapts && l->metric >= DIAGONAL, apart = moments && l->fisher;
     const Sums sums = {r->sums[0], r->sums[1], r->sums[2], padded(l->in)};
@@ -92,9 +142,14 @@ static void linear_sums(const LinearUpdate *l, const real *blocks, int64_t chain
                          : l->cross                                     ? SECOND_AND_CROSS
                                                                         : SECOND;
         if (need == GRADIENT && l->gradient) continue;
-        list_active((drawn ? l->fisher : l->delta) + chain * l->batch * l->out + unit, 1, l->out, units,
-                    l->batch, (real)l->scale, r->active);
-        outer_products(units, l->in, l->batch, need, r->active, blocks, sums);
+        const real *const delta =
+            (drawn ? l->fisher : l->delta) + chain * l->batch * l->out * (l->table ? l->positions : 1);
+        if (l->table) {
+            channel_sums(l, delta, inputs, need, unit, units, sums, r);
+            continue;
+        }
+        list_active(delta + unit, 1, l->out, units, l->batch, (real)l->scale, r->active);
+        outer_products(units, l->in, l->batch, need, r->active, inputs, sums);
         for (int64_t u = 0; u < units; ++u) {
             real sum = 0, squares = 0;
             for (int64_t n = 0; n < r->active[u].count; ++n) {
@@ -152,7 +207,7 @@ static void *linear_part(void *argument) {
                                      (uint32_t)(l->start[BIAS] + unit), count, key)
                            : 0;
         if (linear_forms(l))
-            linear_sums(l, part->blocks + chain * padded(l->in) * l->batch, chain, unit, count, &r);
+            linear_sums(l, part->inputs + chain * linear_inputs(l), chain, unit, count, &r);
         for (int64_t u = 0; u < count; ++u)
             linear_unit(l, chain, unit, u, z + u * l->in, z_bias + (z_bias ? u : 0), &r);
     }
@@ -161,21 +216,32 @@ static void *linear_part(void *argument) {
     return 0;
 }
 
-// Weights of a thread, at least: starting one takes as long as some ten thousand.
+// Weights of a thread, at least: starting one takes as long as some ten thousand, each of which takes as
+// long as so many positions of a convolution.
 #define LINEAR_SHARE 100000
+#define POSITIONS_OF_A_WEIGHT 100
 
 // Writes the layer's new state over the old one; 0, or 1 where there was no memory.
 int64_t linear_update(const LinearUpdate *l) {
-    const int64_t units = l->chains * l->out, size = padded(l->in) * l->batch;
-    real *const blocks = linear_forms(l) ? aligned_alloc(64, (l->chains * size * sizeof(real) + 63) / 64 * 64) : 0;
-    if (linear_forms(l) && !blocks) return 1;
-    for (int64_t c = 0; c < l->chains && blocks; ++c)
-        as_blocks(l->a + c * l->batch * l->in, l->in, 1, l->in, 0, l->batch, l->batch, blocks + c * size);
-    int64_t count = least(l->threads, units * l->in / LINEAR_SHARE);
+    const int64_t units = l->chains * l->out, size = linear_inputs(l);
+    real *const inputs = linear_forms(l) ? aligned_alloc(64, (l->chains * size * sizeof(real) + 63) / 64 * 64) : 0;
+    if (linear_forms(l) && !inputs) return 1;
+    for (int64_t c = 0; c < l->chains && inputs; ++c) {
+        real *const own = inputs + c * size;
+        if (l->table) {
+            batch_columns(l->a + c * l->batch * l->inputs, l->inputs, l->inputs, l->batch, own);
+            memset(own + l->inputs * row_stride(l->batch), 0, row_stride(l->batch) * sizeof(real));
+        } else {
+            as_blocks(l->a + c * l->batch * l->in, l->in, 1, l->in, 0, l->batch, l->batch, own);
+        }
+    }
+    const int64_t weights =
+        units * l->in * (1 + (l->table && inputs ? l->positions * l->batch / POSITIONS_OF_A_WEIGHT : 0));
+    int64_t count = least(least(l->threads, units), weights / LINEAR_SHARE);
     count = count < 1 ? 1 : count;
     LinearPart parts[count];
     for (int64_t k = 0; k < count; ++k)
-        parts[k] = (LinearPart){l, blocks, k * units / count, (k + 1) * units / count, 0, 0};
+        parts[k] = (LinearPart){l, inputs, k * units / count, (k + 1) * units / count, 0, 0};
     int64_t started = 1, failed = 0;
     while (started < count &&
            !pthread_create(&parts[started].thread, 0, linear_part, parts + started))
@@ -184,7 +250,7 @@ int64_t linear_update(const LinearUpdate *l) {
     linear_part(parts);
     for (int64_t k = 1; k < started; ++k) pthread_join(parts[k].thread, 0);
     for (int64_t k = 0; k < count; ++k) failed |= parts[k].failed;
-    free(blocks);
+    free(inputs);
     return failed;
 }
 

@@ -88,7 +88,7 @@ def test_kernels_that_were_never_seen_are_tried_first(
     monkeypatch.setattr(update, "backend_for", lambda device: trying)
     optimizer, right = run({})
     assert next(iter(optimizer._updates[0][1]._kernels.values())) is not None
-    wrong = trying._replace(update_=lambda task, state, *_: state.weight.add_(1.0))
+    wrong = trying._replace(update_=lambda layers, _: [s.weight.add_(1.0) for _, s, _ in layers])
     monkeypatch.setattr(update, "backend_for", lambda device: wrong)
     _, found = run({})
     assert "they disagree on" in caplog.text

@@ -35,6 +35,7 @@ from natural_langevin.execution.kernels.layer import (
     LayerCall,
     LayerInputs,
     LayerState,
+    LayerWork,
 )
 from natural_langevin.execution.kernels.step import DrawnInputs, coupled_units, layer_task
 from natural_langevin.execution.stepping import overwrite
@@ -106,11 +107,12 @@ class KernelStep:
         drawn = self._drawn(dynamics, rates, num_data, goes_on, at)
         inputs = LayerInputs(*drawn, rates.kind.adapts, dynamics.fresh(rates.kind))
         theta, states = self._places(params, state)
+        work: list[LayerWork] = []
         for task, own in zip(self._tasks, states, strict=True):
             sums = task.found(evaluation, theta, dynamics.weight(num_data))
             call = calls.get(task.parameters[0])
-            found = sums if call is None else call._replace(given=sums)
-            self._backend.update_(task, own, found, inputs)
+            work.append((task, own, sums if call is None else call._replace(given=sums)))
+        self._backend.update_(work, inputs)
 
     def _places(
         self, params: list[Tensor], state: State

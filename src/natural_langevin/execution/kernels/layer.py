@@ -11,7 +11,7 @@ the layer's own state and its noise. ``LayerTask`` holds what is fixed along a r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -165,6 +165,10 @@ class LayerTask:
         )
 
 
+#: A layer, its buffers, and its arranged call or what is ``Given``.
+LayerWork = tuple[LayerTask, LayerState, Any]
+
+
 def prior_numbers(prior: Prior, power: Tensor) -> Tensor | None:
     """(chain, 2): 1 / (beta variance) and mean, or None for a prior that is no Gaussian, or has a
     mean of its own for every weight. ``power``: beta, (chain,)."""
@@ -224,8 +228,8 @@ class Backend(NamedTuple):
     """Who forms the products and applies them."""
 
     name: str
-    #: Writes one layer's new state over the old: (task, layer state, arranged call, inputs).
-    update_: Callable[[LayerTask, LayerState, Any, LayerInputs], None]
+    #: Writes the new states of these layers over the old ones.
+    update_: Callable[[Sequence[LayerWork], LayerInputs], None]
     #: The layer's call as ``update_`` wants it, with or without what statistics need; part of the
     #: compiled function.
     arrange: Callable[[LayerTask, DeferredCall, bool], Any]

@@ -238,12 +238,12 @@ def test_kernels_that_disagree_on_the_first_batch_are_not_used(
     known = backend_for(torch.device("cpu"))
     assert known is not None
 
-    def update_(task: Any, state: Any, *rest: Any) -> None:
+    def update_(layers: Any, inputs: Any) -> None:
         if fault == "raises":
             raise RuntimeError("no such instruction")
-        known.update_(task, state, *rest)
+        known.update_(layers, inputs)
         if fault == "moves wrongly":
-            state.weight.add_(0.01)
+            layers[0][1].weight.add_(0.01)
 
     built: list[set[bool]] = []
     given = known._replace(update_=update_, build=lambda *asked: built.append(asked[-1]))

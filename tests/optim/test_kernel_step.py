@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 
 from natural_langevin import dynamics, likelihoods, preconditioners, priors
 from natural_langevin.optim import NaturalLangevin, update
+from natural_langevin.optim.fisher import Fisher
+from natural_langevin.statistics.plan import Plan
 from pairwise import covering
 
 METRICS = {
@@ -85,7 +88,7 @@ def test_kernels_that_were_never_seen_are_tried_first(
     monkeypatch.setattr(update, "backend_for", lambda device: trying)
     optimizer, right = run({})
     assert next(iter(optimizer._updates[0][1]._kernels.values())) is not None
-    wrong = trying._replace(update_=lambda task, state, *_: state.weight.add_(1.0))
+    wrong = trying._replace(update_=lambda layers, _: [s.weight.add_(1.0) for _, s, _ in layers])
     monkeypatch.setattr(update, "backend_for", lambda device: wrong)
     _, found = run({})
     assert "they disagree on" in caplog.text
@@ -137,3 +140,75 @@ def test_a_step_that_forms_its_own_statistics_is_the_same_after_a_restart() -> N
     steps(second, 3, 5)
     for a, b in zip(one.model.parameters(), second.model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+CONVOLUTIONS = {
+    "one axis, strided": (nn.Conv1d(3, 5, 4, stride=2, padding=1), (3, 17)),
+    "two axes, dilated": (nn.Conv2d(3, 6, (3, 2), dilation=(1, 2), padding=(2, 0)), (3, 6, 7)),
+    "the same size": (nn.Conv2d(4, 9, 3, padding="same", bias=False), (4, 5, 5)),
+    "three axes": (nn.Conv3d(2, 4, 2, padding=1), (2, 3, 4, 2)),
+    "inputs that lie channels last": (nn.Conv2d(3, 8, 3), (3, 6, 6)),
+}
+
+
+@pytest.mark.parametrize("kind", [*CONVOLUTIONS])
+def test_the_step_forms_the_statistics_of_convolutions(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 17 samples: no whole number of vectors."""
+    layer, shape = CONVOLUTIONS[kind]
+
+    def steps() -> tuple[NaturalLangevin, list[Tensor]]:
+        torch.manual_seed(0)
+        model = nn.Sequential(copy.deepcopy(layer), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3))
+        model(torch.zeros(1, *shape))
+        optimizer = NaturalLangevin(
+            model, likelihoods.Categorical(), num_data=60, lr=1e-2, check_loss=False
+        )
+        for _ in range(3):
+            optimizer.zero_grad()
+            x = torch.randn(17, *shape)
+            x = x.to(memory_format=torch.channels_last) if "last" in kind else x
+            F.cross_entropy(model(x), torch.arange(17) % 3).backward()
+            optimizer.step()
+        kept = [v for s in optimizer.state.values() for v in s.values()]
+        return optimizer, [*(p.detach() for p in model.parameters()), *kept]
+
+    handed = list[set[str]]()
+    calls_of = Fisher._part
+
+    def noted(fisher: Fisher, plan: Plan) -> Any:
+        found = calls_of(fisher, plan)
+        handed.append(set(found[1]))
+        return found
+
+    monkeypatch.setattr(Fisher, "_part", noted)
+    _, by_kernels = steps()
+    assert handed == [{"0.weight", "3.weight"}] * 3
+    monkeypatch.setattr(update, "backend_for", lambda device: None)
+    _, by_operations = steps()
+    for found, expected in zip(by_kernels, by_operations, strict=True):
+        torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-6)
+
+
+def test_parameters_laid_elsewhere_have_the_same_step() -> None:
+    """A loop may put other memory into a parameter: what was handed over is then formed by torch's
+    operations."""
+
+    def steps(*, strange: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Flatten(), nn.Linear(64, 3))
+        optimizer = NaturalLangevin(
+            model, likelihoods.Categorical(), num_data=60, lr=1e-2, check_loss=False
+        )
+        for k in range(3):
+            optimizer.zero_grad()
+            F.cross_entropy(model(torch.randn(5, 2, 4, 4)), torch.arange(5) % 3).backward()
+            if strange and k == 1:
+                for p in model.parameters():
+                    p.data = p.data[..., None].expand(*p.shape, 2).clone()[..., 0]
+            optimizer.step()
+        return [p.detach() for p in model.parameters()]
+
+    for found, expected in zip(steps(strange=True), steps(strange=False), strict=True):
+        torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-6)

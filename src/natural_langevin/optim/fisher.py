@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from natural_langevin._internal.chains import Params, Units
 from natural_langevin._internal.cuda_graphs import RecordedFunction
 from natural_langevin.execution.kernels.layer import LayerCall
+from natural_langevin.execution.kernels.native.trace import convolution
 from natural_langevin.optim import shards
 from natural_langevin.optim.agreement import waiting
 from natural_langevin.optim.capture import (
@@ -80,6 +81,8 @@ def without_dropout(model: nn.Module) -> nn.Module:
 log = logging.getLogger("natural_langevin")
 
 Reduction = Literal["mean", "sum"]
+#: By weight, a layer and, of a convolution, the table of its patches.
+Deferred = dict[str, tuple[str, Tensor | None]]
 
 
 class Fisher:
@@ -123,7 +126,7 @@ class Fisher:
         #: Parameters, those of a linear layer together, whose statistics the step itself can form
         #: from the layer's call.
         self.deferrable: Callable[[], Collection[frozenset[str]]] = tuple
-        self._parted: dict[Any, tuple[Plan, Plan, dict[str, str]]] = {}  # see ``_part``
+        self._parted: dict[Any, tuple[Plan, Plan, Deferred]] = {}  # see ``_part``
         layers = dict.fromkeys(self._inside_opaque(n) or n for n in self.network_copy.owned)
         self.capture = Capture(model, list(layers), self._plan_for, self._finished)
         self.forget()
@@ -316,10 +319,10 @@ class Fisher:
         early = _into_range(loss_scale) if late and loss_scale is not None else 1.0
         calls = {
             w: LayerCall(
-                inputs[n, 0][0].contiguous()[None], deltas[n, 0][0].contiguous()[None], None,
-                float(scale), 1.0,
+                inputs[n, 0][0].flatten(1).contiguous()[None],
+                deltas[n, 0][0].flatten(1).contiguous()[None], None, float(scale), 1.0, table=table,
             )
-            for w, n in deferred.items()
+            for w, (n, table) in deferred.items()
         }  # fmt: skip
         if calls and not (plan.ruled or plan.replayed or plan.whole):
             return {"calls": calls}
@@ -347,18 +350,27 @@ class Fisher:
             found = self._recordings[key][1](statistics, [*flat, scale])
             return found | ({"calls": calls} if calls else {})
 
-    def _part(self, plan: Plan) -> tuple[Plan, dict[str, str]]:
-        """The plan without the layers whose calls are handed to the step, and these by weight."""
+    def _part(self, plan: Plan) -> tuple[Plan, Deferred]:
+        """The plan without the layers whose calls are handed to the step, and these by weight; with
+        what a convolution's patches are made of."""
         deferrable = self.deferrable()
         if not deferrable:
             return plan, {}
         key = id(plan), frozenset(deferrable)
         if key not in self._parted:
-            owned, found = self.network_copy.owned, dict[str, str]()
-            for name in plan.single_linear_calls(self.network_copy):
-                if frozenset(owned[name].values()) in deferrable:
-                    found[owned[name]["weight"]] = name
-            self._parted[key] = plan, plan.without(found.values()), found
+            network, found = self.network_copy, Deferred()
+            tables: dict[str, Tensor | None]
+            tables = dict.fromkeys(plan.single_linear_calls(network))
+            if self.gradients.sharing == "exact":
+                for name in plan.single_convolutions(network):
+                    x = torch.empty(plan.traces[name, 0].inputs[0], device="meta")
+                    on: Any = network.model.get_submodule(name)
+                    shape = on.stride, on.padding, on.dilation, on.groups
+                    tables[name] = convolution(x, on.weight, *shape).table
+            for name, table in tables.items():
+                if frozenset(network.owned[name].values()) in deferrable:
+                    found[network.owned[name]["weight"]] = name, table
+            self._parted[key] = plan, plan.without([n for n, _ in found.values()]), found
         return self._parted[key][1:]
 
     def groups(self, params: Params) -> list[Group]:

@@ -35,6 +35,7 @@ from natural_langevin.execution.kernels.layer import (
     LayerCall,
     LayerInputs,
     LayerState,
+    LayerWork,
 )
 from natural_langevin.execution.kernels.step import DrawnInputs, coupled_units, layer_task
 from natural_langevin.execution.stepping import overwrite
@@ -106,11 +107,12 @@ class KernelStep:
         drawn = self._drawn(dynamics, rates, num_data, goes_on, at)
         inputs = LayerInputs(*drawn, rates.kind.adapts, dynamics.fresh(rates.kind))
         theta, states = self._places(params, state)
+        work: list[LayerWork] = []
         for task, own in zip(self._tasks, states, strict=True):
             sums = task.found(evaluation, theta, dynamics.weight(num_data))
             call = calls.get(task.parameters[0])
-            found = sums if call is None else call._replace(given=sums)
-            self._backend.update_(task, own, found, inputs)
+            work.append((task, own, sums if call is None else call._replace(given=sums)))
+        self._backend.update_(work, inputs)
 
     def _places(
         self, params: list[Tensor], state: State
@@ -376,11 +378,12 @@ class Update:
         calls: dict[str, LayerCall] = moments.pop("calls")
         bias_of = {w: b for b, ws in self._units.items() for w in ws if b in self.params}
         for weight, call in calls.items():
-            a, squares = call.a[0], (call.delta[0] * call.scale).square()
-            moments.setdefault("second", {})[weight] = squares.mT @ a.square()
+            second, row, of_bias = _sums(call)
+            shape = self.params[weight].shape
+            moments.setdefault("second", {})[weight] = second.reshape(shape)
             if weight in bias_of:
-                moments["second"][bias_of[weight]] = squares.sum(0)
-                moments.setdefault("cross", {})[bias_of[weight]] = {weight: squares.mT @ a}
+                moments["second"][bias_of[weight]] = of_bias
+                moments.setdefault("cross", {})[bias_of[weight]] = {weight: row.reshape(shape)}
         return moments
 
     def _by_kernels(
@@ -450,6 +453,19 @@ class Update:
     def metric(self) -> Metric:
         """The metric of these parameters, with a chain axis."""
         return self._state.metric
+
+
+def _sums(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
+    """A layer's statistics, by torch's operations: of the weight, of both, and of the bias."""
+    a, delta = call.a[0], call.delta[0] * call.scale
+    if call.table is None:
+        squares = delta.square()
+        return squares.mT @ a.square(), squares.mT @ a, squares.sum(0)
+    patches = torch.nn.functional.pad(a, (0, 1))[:, call.table.long()]
+    by_channel = delta.unflatten(1, (-1, len(call.table)))
+    gradients, of_bias = by_channel @ patches, by_channel.sum(2)
+    row = (gradients * of_bias[..., None]).sum(0)
+    return gradients.square().sum(0), row, of_bias.square().sum(0)
 
 
 def _by_name(moments: Moments) -> Statistics:

@@ -97,6 +97,23 @@ class Plan:
 
     def single_linear_calls(self, network: Network) -> list[str]:
         """Ruled ``nn.Linear`` layers with one call, of one row per sample, and no other use."""
+        found = self._single_calls(network, nn.Linear)
+        return [name for name in found if all(len(s) == 2 for s in self._shapes(name))]
+
+    def single_convolutions(self, network: Network) -> list[str]:
+        """The same of convolutions of all channels, with zeros around their inputs."""
+        found = self._single_calls(network, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        modules: dict[str, Any] = {name: network.model.get_submodule(name) for name in found}
+        return [n for n, m in modules.items() if m.groups == 1 and m.padding_mode == "zeros"]
+
+    def _shapes(self, name: str) -> list[torch.Size]:
+        """Of inputs and outputs of a layer's only call."""
+        trace = self.traces[name, 0]
+        return [*trace.inputs, *(shape for shape, _ in trace.outputs)]
+
+    def _single_calls(self, network: Network, *kinds: type[nn.Module]) -> list[str]:
+        """Ruled layers of these types with one call, whose samples are the first axis of what goes
+        in and comes out, and no other use."""
         found = []
         for name in self.ruled:
             keys = [key for key in self.traces if key[0] == name]
@@ -104,14 +121,10 @@ class Plan:
             shared = sum(
                 full in others.values() for full in own for others in network.owned.values()
             )
-            plain = type(module) is nn.Linear and len(keys) == 1 and shared == len(own)
+            plain = type(module) in kinds and len(keys) == 1 and shared == len(own)
             if plain and not self.whole & set(own):
                 rows = [self.inputs[keys[0]], self.outputs[keys[0]]]
-                shapes = [
-                    *self.traces[keys[0]].inputs,
-                    *(s for s, _ in self.traces[keys[0]].outputs),
-                ]
-                if rows == [[Axis(0, 1)], [Axis(0, 1)]] and all(len(s) == 2 for s in shapes):
+                if rows == [[Axis(0, 1)], [Axis(0, 1)]]:
                     found.append(name)
         return found
 

@@ -1,5 +1,5 @@
-"""The update of a layer on the CPU by one pass of the native library, from a linear layer's inputs
-and output gradients, or from a gradient and statistics that are given.
+"""The update of a layer on the CPU by one pass of the native library, from the inputs and output
+gradients of a linear layer or a convolution, or from a gradient and statistics that are given.
 
 For networks whose forward and backward passes are torch's. The general path spends its time on
 noise and on passes over memory, with every intermediate written out; ``native/linear.h`` does some
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import operator
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -24,6 +25,7 @@ from natural_langevin.execution.kernels.layer import (
     LayerInputs,
     LayerState,
     LayerTask,
+    LayerWork,
 )
 from natural_langevin.execution.kernels.native import build
 from natural_langevin.execution.kernels.native.layout import pointer
@@ -36,7 +38,7 @@ class _Layer(ctypes.Structure):
     """``LinearUpdate`` of ``native/linear.h``."""
 
     _fields_ = (
-        [(n, ctypes.c_int64) for n in ("chains", "out", "in", "threads")]
+        [(n, ctypes.c_int64) for n in ("chains", "out", "in")]
         + [("start", ctypes.c_int64 * 2)]
         + [(n, ctypes.c_int64) for n in ("metric", "adapts", "fresh", "baoab")]
         + [("share", ctypes.c_double)]
@@ -46,6 +48,8 @@ class _Layer(ctypes.Structure):
         ]
         + [("batch", ctypes.c_int64), ("scale", ctypes.c_double)]
         + [(n, ctypes.c_void_p) for n in ("a", "delta", "fisher")]
+        + [(n, ctypes.c_int64) for n in ("inputs", "positions")]
+        + [("table", ctypes.c_void_p)]
         + [(n, _Pair) for n in ("theta", "mean", "momentum", "second")]
         + [(n, ctypes.c_void_p) for n in ("cross", "prior", "damping", "numbers", "keys")]
     )  # fmt: skip
@@ -58,6 +62,7 @@ def library() -> Any:
     if found is None:
         raise RuntimeError("there is no native library")
     found.linear_update.restype = found.linear_bytes.restype = ctypes.c_int64
+    found.linear_update.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     if found.linear_bytes() != ctypes.sizeof(_Layer):
         raise RuntimeError("the native library has another layout")
     return found
@@ -71,14 +76,20 @@ def arrange(task: LayerTask, call: DeferredCall, adapts: bool) -> LayerCall:
     return LayerCall(a.contiguous(), delta.contiguous(), own, share, share)
 
 
-def update_(
+def update_(layers: Sequence[LayerWork], inputs: LayerInputs) -> None:
+    """Writes the layers' new states over the old ones, for all chains."""
+    every = [_filled(*layer, inputs) for layer in layers]
+    places = (ctypes.c_void_p * len(every))(*map(ctypes.addressof, every))
+    if library().linear_update(places, len(every), threads.of_engines()):
+        raise MemoryError("the native library could not allocate its buffers")
+
+
+def _filled(
     task: LayerTask, state: LayerState, found: Given | LayerCall, inputs: LayerInputs
-) -> None:
-    """Writes the layer's new state over the old one, for all chains."""
+) -> _Layer:
     call = found if isinstance(found, LayerCall) else None
     sums = found if isinstance(found, Given) else found.given
     layer = _prepared(task, state, given=call is None)
-    layer.threads = threads.of_engines()
     layer.adapts, layer.fresh = inputs.adapts, inputs.fresh
     layer.gradient, layer.bias_gradient = pointer(sums.gradient), pointer(sums.bias_gradient)
     layer.squares, layer.products = pointer(sums.second), pointer(sums.cross)
@@ -86,17 +97,19 @@ def update_(
     if call is not None:
         layer.batch, layer.scale, layer.share = call.a.shape[1], call.scale, call.share
         layer.a, layer.delta = pointer(call.a), pointer(call.delta)
-        layer.fisher = pointer(call.fisher)
+        layer.fisher, layer.table = pointer(call.fisher), pointer(call.table)
+        if call.table is not None:
+            layer.inputs, layer.positions = call.a.shape[-1], len(call.table)
     layer.numbers, layer.keys = pointer(inputs.numbers), pointer(inputs.keys)
-    if library().linear_update(ctypes.byref(layer)):
-        raise MemoryError("the native library could not allocate its buffers")
+    return layer
 
 
-def _prepared(task: LayerTask, state: LayerState, *, given: bool) -> Any:
+def _prepared(task: LayerTask, state: LayerState, *, given: bool) -> _Layer:
     """What stays the same from step to step; sums that are ``given`` are means."""
     known, place = task.scratch.get(given), state.weight.data_ptr()
     if known is not None and known[0] == place and all(map(operator.is_, known[1], state)):
-        return known[2]
+        layer: _Layer = known[2]
+        return layer
     chains, outputs = state.weight.shape[:2]
     width = state.weight[0, 0].numel()
     if state.bias is None and given:  # no units: rows that threads can share

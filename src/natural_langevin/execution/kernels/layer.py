@@ -11,7 +11,7 @@ the layer's own state and its noise. ``LayerTask`` holds what is fixed along a r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -63,7 +63,9 @@ class LayerCall(NamedTuple):
     (chain, B, features).
 
     Statistics are sums of products of ``scale`` delta (of ``scale`` fisher, where that is not
-    None), the gradient is ``share`` times the sum of ``scale`` delta a^T, or the one ``given``."""
+    None), the gradient is ``share`` times the sum of ``scale`` delta a^T, or the one ``given``.
+    With a ``table`` it is a convolution, of gradients (chain, B, O positions), whose patch at a
+    position is these of the inputs; one behind the last is zero."""
 
     a: Tensor
     delta: Tensor
@@ -71,6 +73,7 @@ class LayerCall(NamedTuple):
     scale: float
     share: float
     given: Given = Given()
+    table: Tensor | None = None  # (position, input of a patch) int32
 
 
 class LayerInputs(NamedTuple):
@@ -162,6 +165,10 @@ class LayerTask:
         )
 
 
+#: A layer, its buffers, and its arranged call or what is ``Given``.
+LayerWork = tuple[LayerTask, LayerState, Any]
+
+
 def prior_numbers(prior: Prior, power: Tensor) -> Tensor | None:
     """(chain, 2): 1 / (beta variance) and mean, or None for a prior that is no Gaussian, or has a
     mean of its own for every weight. ``power``: beta, (chain,)."""
@@ -221,8 +228,8 @@ class Backend(NamedTuple):
     """Who forms the products and applies them."""
 
     name: str
-    #: Writes one layer's new state over the old: (task, layer state, arranged call, inputs).
-    update_: Callable[[LayerTask, LayerState, Any, LayerInputs], None]
+    #: Writes the new states of these layers over the old ones.
+    update_: Callable[[Sequence[LayerWork], LayerInputs], None]
     #: The layer's call as ``update_`` wants it, with or without what statistics need; part of the
     #: compiled function.
     arrange: Callable[[LayerTask, DeferredCall, bool], Any]

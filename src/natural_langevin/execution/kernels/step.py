@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +34,7 @@ from natural_langevin.execution.kernels.layer import (
     Books,
     LayerInputs,
     LayerTask,
+    LayerWork,
     Passes,
     chain_column,
     parameter_names,
@@ -83,26 +84,29 @@ class FusedStep:
             found = self._evaluate_of[kind](dynamics, data, state, batch, kind)
         info, calls, numbers, keys = found
         inputs = LayerInputs(numbers, keys, kind.adapts, dynamics.fresh(kind))
-        with self._side_by_side(state.step.device) as own:
-            for task in self.tasks:
-                with own():
-                    self.backend.update_(task, task.state(state), calls[task.name], inputs)
+        work = [(task, task.state(state), calls[task.name]) for task in self.tasks]
+        with self._side_by_side(state.step.device, work) as parts:
+            for own, layers in parts:
+                with own:
+                    self.backend.update_(layers, inputs)
         return info
 
     @contextmanager
-    def _side_by_side(self, device: torch.device) -> Iterator[Callable[[], Any]]:
+    def _side_by_side(
+        self, device: torch.device, work: list[LayerWork]
+    ) -> Iterator[list[tuple[AbstractContextManager[Any], list[LayerWork]]]]:
         """On a GPU every layer's update has a stream of its own: none waits for another's, and one
-        chain's are too small to fill the device."""
+        chain's are too small to fill the device. Elsewhere the backend shares them out."""
         if device.type != "cuda" or len(self.tasks) == 1:
-            yield nullcontext
+            yield [(nullcontext(), work)]
             return
         main = torch.cuda.current_stream(device)
         if not self._streams:
             self._streams = [torch.cuda.Stream(device) for _ in self.tasks[:MOST_STREAMS]]
         for stream in self._streams:
             stream.wait_stream(main)
-        turn = itertools.cycle(self._streams)
-        yield lambda: torch.cuda.stream(next(turn))
+        turn = map(torch.cuda.stream, itertools.cycle(self._streams))
+        yield [(own, [layer]) for own, layer in zip(turn, work, strict=False)]
         for stream in self._streams:
             main.wait_stream(stream)
 

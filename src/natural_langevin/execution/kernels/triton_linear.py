@@ -5,6 +5,7 @@ Two launches a layer, one for its weights and a small one for its biases.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -18,6 +19,7 @@ from natural_langevin.execution.kernels.layer import (
     LayerInputs,
     LayerState,
     LayerTask,
+    LayerWork,
 )
 from natural_langevin.execution.kernels.triton_linear_kernels import (
     bias_kernel,
@@ -58,7 +60,13 @@ def arrange(task: LayerTask, call: DeferredCall, adapts: bool) -> DeferredCall:
     return DeferredCall(rows(call.input, True), rows(call.delta, False), fisher)
 
 
-def update_(
+def update_(layers: Sequence[LayerWork], inputs: LayerInputs) -> None:
+    """Writes the layers' new states over the old ones."""
+    for layer in layers:
+        update_layer_(*layer, inputs)
+
+
+def update_layer_(
     task: LayerTask, state: LayerState, call: Any, inputs: LayerInputs, run: Launch = launch
 ) -> None:
     """Writes the layer's new state over the old one, for all chains; ``call`` is arranged, or what

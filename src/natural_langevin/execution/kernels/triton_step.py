@@ -23,7 +23,7 @@ from natural_langevin.dynamics.base import Info, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import Kind
 from natural_langevin.execution.kernels.layer import Begun, Given, LayerInputs, LayerTask
-from natural_langevin.execution.kernels.triton_linear import update_
+from natural_langevin.execution.kernels.triton_linear import update_layer_
 from natural_langevin.execution.kernels.triton_perceptron import Perceptron
 from natural_langevin.execution.stepping import StepData
 from natural_langevin.statistics import DeferredCall
@@ -193,7 +193,7 @@ def build_all(
                 a = own.weight.new_empty(state.chains, rows, own.weight.shape[2])
                 delta = a.new_empty(state.chains, rows, own.weight.shape[1])
                 call = DeferredCall(a, delta, delta if drawn else None)
-            update_(task, own, call, inputs, build)
+            update_layer_(task, own, call, inputs, build)
         if books is not None:
             begun = books.begin(dynamics, data, state, Kind(), build)
             if network is not None:

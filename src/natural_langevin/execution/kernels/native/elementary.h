@@ -12,26 +12,17 @@
 #include "layout.h"
 #include "random_bits.h"
 
-// 1 / sqrt(x). Where division and roots are slow: a guess from the exponent, and Newton's method.
+// 1 / sqrt(x) by a guess from the exponent and Newton's method: a division and a root of a vector take
+// five times as long.
 INLINE float rsqrt_single(float x) {
-#ifdef __aarch64__
     float y = float_of(0x5F375A86 - (word_of(x) >> 1));
     const float half = 0.5f * x;
     y = y * (1.5f - half * y * y);
     y = y * (1.5f - half * y * y);
     return y * (1.5f - half * y * y);
-#else
-    return 1.0f / sqrtf(x);
-#endif
 }
 
-INLINE float sqrt_single(float x) {
-#ifdef __aarch64__
-    return x * rsqrt_single(x);
-#else
-    return sqrtf(x);
-#endif
-}
+INLINE float sqrt_single(float x) { return x * rsqrt_single(x); }
 
 #ifdef DOUBLE
 

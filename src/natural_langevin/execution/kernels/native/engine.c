@@ -82,12 +82,6 @@ static void *carve(Arena *arena, int64_t count, int64_t size) {
 
 INLINE int trained(const Layer *l) { return l->trainable[WEIGHT] || l->trainable[BIAS]; }
 
-// Numbers from one row of a batch's matrix to the next: odd cache lines, so that rows do not compete.
-static int64_t stride_of(const Run *run) {
-    const int64_t line = 64 / sizeof(real), lanes = (run->batch + LANES - 1) / LANES * LANES;
-    return ((lanes + line - 1) / line | 1) * line;
-}
-
 // A layer's values, with the row of zeros that the patches of a convolution reach over the edge.
 static real *carve_values(Arena *arena, int64_t features, int64_t stride) {
     real *const values = CARVE(arena, real, (features + 1) * stride);
@@ -100,7 +94,7 @@ static int needs_moments(const Run *run) { return run->metric >= DIAGONAL; }
 static void carve_team(Arena *arena, Team *t, const Run *run, const Layer *layers) {
     memset(t, 0, sizeof *t);
     t->run = run, t->layers = layers;
-    t->vectors = (run->batch + LANES - 1) / LANES, t->stride = stride_of(run);
+    t->vectors = (run->batch + LANES - 1) / LANES, t->stride = row_stride(run->batch);
     t->passes = CARVE(arena, Pass, run->layers);
     t->order = CARVE(arena, int32_t, run->orders ? 0 : run->num_rows);
     t->pairs = CARVE(arena, uint64_t, 2 * run->num_rows);
@@ -146,7 +140,7 @@ static void carve_scratch(Arena *arena, Scratch *s, const Run *run, const Layer 
     if (run->metric == UNIT) {
         s->block = CARVE(arena, real, (widest + 1) * (widest + 1));
         s->gram = CARVE(arena, real, widest * widest);
-        s->scaled = CARVE(arena, real, widest * stride_of(run));
+        s->scaled = CARVE(arena, real, widest * row_stride(run->batch));
     }
     if (run->model_targets)
         s->draws = CARVE(arena, float, run->batch * layers[run->layers - 1].outputs + 512);

@@ -4,14 +4,10 @@
 #define NATURAL_LANGEVIN_LAYER_H
 
 #include "activation.h"
-#include "products.h"
-#ifdef PLACES
 #include "convolution.h"
-#else  // nobody asks
+#ifndef PLACES  // nobody asks
 #define convolve(...)
 #define convolve_back(...)
-#define over_positions(...)
-#define convolution_sums(...)
 #define pool(...)
 #define pool_back(...)
 #endif

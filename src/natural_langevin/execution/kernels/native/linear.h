@@ -1,19 +1,23 @@
 // The update of the units of one weight, for networks whose passes the engine does not know, but
-// whose updates it does: from a gradient and statistics that others have formed, or from a layer's
-// inputs and output gradients, whose sums never leave the cache. Some units at a time, as in the engine.
+// whose updates it does: from a gradient and statistics that others have formed, or from the inputs and
+// output gradients of a linear layer or a convolution, whose sums never leave the cache. Some units at a
+// time, as in the engine.
 
 #ifndef NATURAL_LANGEVIN_LINEAR_H
 #define NATURAL_LANGEVIN_LINEAR_H
 
 #include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
+#include "convolution.h"
 #include "noise.h"
 #include "update.h"
 
 // What Python hands over (execution/kernels/cpu_linear.py), all fields eight bytes wide.
 typedef struct {
-    int64_t chains, out, in, threads;
+    int64_t chains, out, in;
     int64_t start[2];                         // of weight and bias in the noise stream
     int64_t metric, adapts, fresh, baoab;
     double share;                             // of the gradient's sums; 1 where they are means already
@@ -24,20 +28,15 @@ typedef struct {
     int64_t batch;
     double scale;                    // delta times this: means of products are then their sums
     const real *a, *delta, *fisher;  // (chain, batch, in or out); fisher: of statistics, NULL: delta
+    // Of a convolution: a (chain, batch, inputs), delta (chain, batch, out, position), else NULL.
+    int64_t inputs, positions;
+    const int32_t *table;  // as in layout.h
     real *theta[2], *mean[2], *momentum[2], *second[2], *cross;  // NULL where there is none
     const real *prior;    // (chain, 4): 1 / (beta variance) and mean, of weight and bias
     const real *damping;  // (chain, 2)
     const real *numbers;  // (chain, 7): eta, noise, gamma, mu, 1 / N, whether it moves, kept momentum
     const int32_t *keys;  // (chain, 2)
 } LinearUpdate;
-
-typedef struct {
-    const LinearUpdate *update;
-    const real *blocks;  // of `a`, chain after chain
-    int64_t from, to;    // units, counted through all chains
-    int failed;
-    pthread_t thread;
-} LinearPart;
 
 static Tensor linear_tensor(const LinearUpdate *l, int which, int64_t chain, int64_t size) {
     const int64_t at = chain * size;
@@ -56,19 +55,30 @@ typedef struct {
     real *sums[3];     // (together, padded(in)): gradient, second, cross
     real *bias[2];     // (together): the bias's gradient and second
     Active *active;
+    real *columns, *total;  // of a convolution: D (together, position, stride), its sum over positions
 } LinearRoom;
 
 static int linear_forms(const LinearUpdate *l) { return l->a && (l->adapts || !l->gradient); }
 
-static char *linear_room(const LinearUpdate *l, LinearRoom *r) {
+// Numbers of a chain's inputs, as their sums are formed: of a convolution with a row of zeros.
+static int64_t linear_inputs(const LinearUpdate *l) {
+    return l->table ? (l->inputs + 1) * row_stride(l->batch) : padded(l->in) * l->batch;
+}
+
+// Lays out the room of a layer from `base` on, NULL: nowhere; how many bytes it has.
+static int64_t linear_room(const LinearUpdate *l, char *base, LinearRoom *r) {
     const int forms = linear_forms(l);
-    r->together = chunk_of(l->in);
+    r->together = l->table && forms ? PATCH_UNITS : chunk_of(l->in);
     const int64_t k = r->together, sums = forms ? k * padded(l->in) : 0, some = forms ? k : 0;
     const int64_t active = forms ? l->batch + 1 : 0, normals = k * l->in + k + 2 * 544;
-    char *const base = malloc(normals * sizeof(float) + (3 * l->in + 3 * sums + 2 * some) * sizeof(real) +
-                              some * (sizeof(Active) + active * (sizeof(real) + sizeof(int32_t))) + 64);
-    if (!base) return 0;
+    const int64_t columns = l->table ? some * row_stride(l->batch) : 0;
+    const int64_t bytes =
+        (columns * (l->positions + 1) + 3 * l->in + 3 * sums + 2 * some) * sizeof(real) +
+        normals * sizeof(float) + some * (sizeof(Active) + active * (sizeof(real) + sizeof(int32_t)));
+    if (!base) return bytes + 64;
     char *at = base;
+    r->columns = (real *)at, at += columns * (l->positions + 1) * sizeof(real);
+    r->total = r->columns + columns * l->positions;
     r->active = (Active *)at, at += some * sizeof(Active);
     real *numbers = (real *)at;
     r->v = numbers, r->d = r->v + l->in, r->n = r->d + l->in, numbers += 3 * l->in;
@@ -78,11 +88,45 @@ static char *linear_room(const LinearUpdate *l, LinearRoom *r) {
     r->normals = (float *)numbers;
     int32_t *rows = (int32_t *)(r->normals + normals);
     for (int64_t u = 0; u < some; ++u, rows += active) r->active[u].row = rows;
-    return base;
+    return bytes + 64;
+}
+
+// `features` of every sample, `apart` from one to the next, as columns; lanes behind the last sample hold
+// that one again.
+static void batch_columns(const real *a, int64_t apart, int64_t features, int64_t batch, real *into) {
+    for (int64_t n = 0; n < batch; n += LANES) {
+        const real *rows[LANES];
+        for (int64_t j = 0; j < LANES; ++j) rows[j] = a + least(n + j, batch - 1) * apart;
+        as_columns(rows, features, into + n, row_stride(batch));
+    }
+}
+
+// The sums of `units` channels of a convolution, from the columns of its inputs.
+static void channel_sums(const LinearUpdate *l, const real *delta, const real *inputs, int need,
+                         int64_t unit, int64_t units, Sums sums, LinearRoom *r) {
+    const Layer shape = {.in = l->in, .out = units, .inputs = l->inputs, .positions = l->positions,
+                         .table = l->table};
+    const int64_t stride = row_stride(l->batch), vectors = (l->batch + LANES - 1) / LANES;
+    batch_columns(delta + unit * l->positions, l->out * l->positions, units * l->positions, l->batch,
+                  r->columns);
+    for (int64_t k = 0; k < units * l->positions; ++k)
+        for (int64_t n = 0; n < vectors * LANES; ++n)
+            r->columns[k * stride + n] = n < l->batch ? r->columns[k * stride + n] * (real)l->scale : 0;
+    over_positions(&shape, r->columns, r->total, stride, 0, vectors * LANES);
+    convolution_sums(&shape, units, need, r->columns, r->total, inputs, stride, vectors, sums);
+    for (int64_t u = 0; u < units; ++u) {
+        real sum = 0, squares = 0;
+        for (int64_t n = 0; n < l->batch; ++n) {
+            const real own = r->total[u * stride + n];
+            sum += own, squares += own * own;
+        }
+        if (need != MOMENTS) r->bias[0][u] = sum;
+        if (need != GRADIENT) r->bias[1][u] = squares;
+    }
 }
 
 // The sums of `units` units from a layer's call.
-static void linear_sums(const LinearUpdate *l, const real *blocks, int64_t chain, int64_t unit,
+static void linear_sums(const LinearUpdate *l, const real *inputs, int64_t chain, int64_t unit,
                         int64_t units, LinearRoom *r) {
     const int moments = l->adapts && l->metric >= DIAGONAL, apart = moments && l->fisher;
     const Sums sums = {r->sums[0], r->sums[1], r->sums[2], padded(l->in)};
@@ -92,9 +136,14 @@ static void linear_sums(const LinearUpdate *l, const real *blocks, int64_t chain
                          : l->cross                                     ? SECOND_AND_CROSS
                                                                         : SECOND;
         if (need == GRADIENT && l->gradient) continue;
-        list_active((drawn ? l->fisher : l->delta) + chain * l->batch * l->out + unit, 1, l->out, units,
-                    l->batch, (real)l->scale, r->active);
-        outer_products(units, l->in, l->batch, need, r->active, blocks, sums);
+        const real *const delta =
+            (drawn ? l->fisher : l->delta) + chain * l->batch * l->out * (l->table ? l->positions : 1);
+        if (l->table) {
+            channel_sums(l, delta, inputs, need, unit, units, sums, r);
+            continue;
+        }
+        list_active(delta + unit, 1, l->out, units, l->batch, (real)l->scale, r->active);
+        outer_products(units, l->in, l->batch, need, r->active, inputs, sums);
         for (int64_t u = 0; u < units; ++u) {
             real sum = 0, squares = 0;
             for (int64_t n = 0; n < r->active[u].count; ++n) {
@@ -131,61 +180,110 @@ static void linear_unit(const LinearUpdate *l, int64_t chain, int64_t first, int
                 &of_bias, z, z_bias, r->v, r->d, r->n);
 }
 
-static void *linear_part(void *argument) {
-    LinearPart *const part = argument;
-    const LinearUpdate *const l = part->update;
-    LinearRoom r;
-    char *const room = linear_room(l, &r);
-    part->failed = !room;
+// `count` units from number `unit` on.
+static void linear_units(const LinearUpdate *l, const real *inputs, int64_t chain, int64_t unit,
+                         int64_t count, LinearRoom *r) {
+    if (l->numbers[7 * chain + 5] <= 0) return;  // a stopped chain stands still
+    const Key key = {(uint32_t)l->keys[2 * chain], (uint32_t)l->keys[2 * chain + 1]};
+    const float *const z = normals(r->normals, (uint32_t)(l->start[WEIGHT] + unit * l->in), count * l->in, key);
+    const float *const z_bias =
+        l->theta[BIAS] ? normals(r->normals + r->together * l->in + 544, (uint32_t)(l->start[BIAS] + unit),
+                                 count, key)
+                       : 0;
+    if (inputs) linear_sums(l, inputs + chain * linear_inputs(l), chain, unit, count, r);
+    for (int64_t u = 0; u < count; ++u)
+        linear_unit(l, chain, unit, u, z + u * l->in, z_bias + (z_bias ? u : 0), r);
+}
+
+// Some layers' updates. Threads take pieces, as many units as one forms at once, until none is left:
+// where other programs want a core, nobody waits for the thread that had it.
+typedef struct {
+    const LinearUpdate *const *layers;
+    int64_t count, pieces, bytes;  // bytes: of a thread's room
+    real **inputs;                 // `a` as sums are formed, by layer; NULL: none are
+    char *rooms;
+    atomic_llong room, input, ready, piece;
+} LinearCrew;
+
+// Pieces of a chain.
+INLINE int64_t pieces_of(const LinearUpdate *l, const LinearRoom *r) {
+    return (l->out + r->together - 1) / r->together;
+}
+
+static void prepare_inputs(const LinearUpdate *l, real *inputs) {
+    for (int64_t c = 0; c < l->chains && inputs; ++c) {
+        real *const own = inputs + c * linear_inputs(l);
+        if (l->table) {
+            batch_columns(l->a + c * l->batch * l->inputs, l->inputs, l->inputs, l->batch, own);
+            memset(own + l->inputs * row_stride(l->batch), 0, row_stride(l->batch) * sizeof(real));
+        } else {
+            as_blocks(l->a + c * l->batch * l->in, l->in, 1, l->in, 0, l->batch, l->batch, own);
+        }
+    }
+}
+
+static void *linear_work(void *argument) {
+    LinearCrew *const crew = argument;
     const uint64_t mode = flush_small();
-    int64_t k = part->from;
-    while (k < part->to && !part->failed) {
-        const int64_t chain = k / l->out, unit = k % l->out;
-        const int64_t count = least(r.together, least(part->to - k, l->out - unit));
-        k += count;
-        if (l->numbers[7 * chain + 5] <= 0) continue;  // a stopped chain stands still
-        const Key key = {(uint32_t)l->keys[2 * chain], (uint32_t)l->keys[2 * chain + 1]};
-        const float *const z =
-            normals(r.normals, (uint32_t)(l->start[WEIGHT] + unit * l->in), count * l->in, key);
-        const float *const z_bias =
-            l->theta[BIAS] ? normals(r.normals + r.together * l->in + 544,
-                                     (uint32_t)(l->start[BIAS] + unit), count, key)
-                           : 0;
-        if (linear_forms(l))
-            linear_sums(l, part->blocks + chain * padded(l->in) * l->batch, chain, unit, count, &r);
-        for (int64_t u = 0; u < count; ++u)
-            linear_unit(l, chain, unit, u, z + u * l->in, z_bias + (z_bias ? u : 0), &r);
+    for (int64_t k; (k = atomic_fetch_add(&crew->input, 1)) < crew->count;) {
+        prepare_inputs(crew->layers[k], crew->inputs[k]);
+        atomic_fetch_add(&crew->ready, 1);
+    }
+    while (atomic_load(&crew->ready) < crew->count) sched_yield();
+    LinearRoom r;
+    char *const room = crew->rooms + crew->bytes * atomic_fetch_add(&crew->room, 1);
+    int64_t layer = -1, before = 0, each = 0, here = 0;  // pieces: before the layer, of a chain, of it
+    for (int64_t piece; (piece = atomic_fetch_add(&crew->piece, 1)) < crew->pieces;) {
+        while (piece >= before + here) {
+            before += here, ++layer;
+            linear_room(crew->layers[layer], room, &r);
+            each = pieces_of(crew->layers[layer], &r);
+            here = each * crew->layers[layer]->chains;
+        }
+        const LinearUpdate *const l = crew->layers[layer];
+        const int64_t chain = (piece - before) / each, unit = (piece - before) % each * r.together;
+        linear_units(l, crew->inputs[layer], chain, unit, least(r.together, l->out - unit), &r);
     }
     set_rounding_mode(mode);
-    free(room);
     return 0;
 }
 
-// Weights of a thread, at least: starting one takes as long as some ten thousand.
+// Weights of a thread, at least: starting one takes as long as some ten thousand, each of which takes as
+// long as so many positions of a convolution.
 #define LINEAR_SHARE 100000
+#define POSITIONS_OF_A_WEIGHT 100
 
-// Writes the layer's new state over the old one; 0, or 1 where there was no memory.
-int64_t linear_update(const LinearUpdate *l) {
-    const int64_t units = l->chains * l->out, size = padded(l->in) * l->batch;
-    real *const blocks = linear_forms(l) ? aligned_alloc(64, (l->chains * size * sizeof(real) + 63) / 64 * 64) : 0;
-    if (linear_forms(l) && !blocks) return 1;
-    for (int64_t c = 0; c < l->chains && blocks; ++c)
-        as_blocks(l->a + c * l->batch * l->in, l->in, 1, l->in, 0, l->batch, l->batch, blocks + c * size);
-    int64_t count = least(l->threads, units * l->in / LINEAR_SHARE);
-    count = count < 1 ? 1 : count;
-    LinearPart parts[count];
-    for (int64_t k = 0; k < count; ++k)
-        parts[k] = (LinearPart){l, blocks, k * units / count, (k + 1) * units / count, 0, 0};
-    int64_t started = 1, failed = 0;
-    while (started < count &&
-           !pthread_create(&parts[started].thread, 0, linear_part, parts + started))
-        ++started;
-    for (int64_t k = started; k < count; ++k) linear_part(parts + k);  // no thread could be had
-    linear_part(parts);
-    for (int64_t k = 1; k < started; ++k) pthread_join(parts[k].thread, 0);
-    for (int64_t k = 0; k < count; ++k) failed |= parts[k].failed;
-    free(blocks);
-    return failed;
+// Writes the layers' new states over the old ones; 0, or 1 where there was no memory.
+int64_t linear_update(const LinearUpdate *const *layers, int64_t count, int64_t threads) {
+    int64_t weights = 0, bytes = 0, numbers = 0;
+    real *inputs[count];
+    LinearCrew crew = {.layers = layers, .count = count, .inputs = inputs};
+    for (int64_t k = 0; k < count; ++k) {
+        const LinearUpdate *const l = layers[k];
+        const int forms = linear_forms(l);
+        const int64_t places = l->table && forms ? l->positions * l->batch / POSITIONS_OF_A_WEIGHT : 0;
+        weights += l->chains * l->out * l->in * (1 + places);
+        numbers += forms ? (l->chains * linear_inputs(l) + 15) / 16 * 16 : 0;
+        LinearRoom r;
+        bytes = most(bytes, (linear_room(l, 0, &r) + 63) / 64 * 64);
+        crew.pieces += l->chains * pieces_of(l, &r);
+    }
+    threads = most(1, least(threads, weights / LINEAR_SHARE));
+    char *const memory = aligned_alloc(64, numbers * sizeof(real) + threads * bytes);
+    if (!memory) return 1;
+    crew.bytes = bytes, crew.rooms = memory + numbers * sizeof(real);
+    real *at = (real *)memory;
+    for (int64_t k = 0; k < count; ++k) {
+        inputs[k] = linear_forms(layers[k]) ? at : 0;
+        if (inputs[k]) at += (layers[k]->chains * linear_inputs(layers[k]) + 15) / 16 * 16;
+    }
+    pthread_t others[threads];
+    int64_t started = 1;
+    while (started < threads && !pthread_create(others + started, 0, linear_work, &crew)) ++started;
+    linear_work(&crew);
+    for (int64_t k = 1; k < started; ++k) pthread_join(others[k], 0);
+    free(memory);
+    return 0;
 }
 
 int64_t linear_bytes(void) { return sizeof(LinearUpdate); }

@@ -109,6 +109,12 @@ static void backward_tile(int64_t rows, int64_t vectors, int64_t depth, const re
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
+// Numbers from one row of a batch's matrix to the next: odd cache lines, so that rows do not compete.
+INLINE int64_t row_stride(int64_t batch) {
+    const int64_t line = 64 / sizeof(real), lanes = (batch + LANES - 1) / LANES * LANES;
+    return ((lanes + line - 1) / line | 1) * line;
+}
+
 // A tile of `many` where so many are left, otherwise of one: few sizes are few functions to compile.
 INLINE int64_t several(int64_t many, int64_t left) { return left >= many ? many : 1; }
 

@@ -423,3 +423,29 @@ def test_several_targets_are_loaded_with_the_users_own_likelihood(tmp_path: Path
     loaded = Posterior.load(tmp_path / "saved", network(2), likelihood=LEARNED)
     assert loaded.sigma is not None
     torch.testing.assert_close(loaded.sigma, posterior.sigma)
+
+
+@pytest.mark.parametrize(("data", "weights", "far"), [
+    (torch.float32, torch.float32, 1e6),
+    (torch.float64, torch.float32, 1e6),
+    (torch.float64, torch.float64, 1e9),
+])  # fmt: skip
+def test_what_varies_is_a_matter_of_the_dtype(
+    data: torch.dtype, weights: torch.dtype, far: float
+) -> None:
+    """Targets of 1e6 +- 1 vary in float32, and some of 1e9 +- 1 in float64: they are standardised,
+    and the run predicts them; 1e9 +- 1 does not in weights of float32."""
+    x, y = (t.to(weights) for t in rows(200))
+    y = (far + y.double() / y.double().std()).to(data)
+    sampler = Langevin(network().to(weights), LEARNED, chains=2)
+    found = sampler.sample((x, y), **RUN)
+    assert found.config["units"]["y"]["scale"][0] == pytest.approx(1, abs=0.05)
+    left = found.predict(x).mean.double() - y.double()
+    assert float(left.std()) < 0.9
+
+
+def test_rounding_alone_is_no_variation() -> None:
+    x, y = rows()
+    y = 1e9 + y.double() / y.double().std()
+    units = standard_units.find(Langevin(network(), LEARNED).problem.on((x, y)), USUAL.start)
+    assert units is None or units.y is None or units.y.scale[0] > 1e8

@@ -41,6 +41,10 @@ ROUNDINGS = 4
 #: A column is rare where its farthest cell is more than so many standard deviations from its mean:
 #: in units of that deviation, the cell would be a number that blows up whatever sees it.
 RARE = 10.0
+#: A cell is far out if it is more than FAR standard deviations from the mean of its column's other
+#: cells (of a million rows none can be further from the mean of all), which are all but OTHERS of
+#: them. The run takes it as RARE deviations from there: it would flatten its column.
+FAR, OTHERS = 1e3, 0.01
 #: A network has learned from targets as they are if it leaves at most this part of their variance:
 #: random ones, whose outputs follow a large column, leave as little as nine tenths by chance.
 LEFT = 0.5
@@ -58,6 +62,12 @@ def to_standard_units(problem: Problem, fitted: Fitted) -> Problem:
                 "the %s are standardised, column by column, for the run, and losses are shown in "
                 'these units; the posterior is in the given units (posterior.config["units"])', name
             )  # fmt: skip
+    for column, least, largest in () if units.x is None else units.x.far:
+        log.warning(
+            "column %d of the inputs x has cells more than %g standard deviations from the others: "
+            "the run takes them as %.4g or %.4g. Check them; dataclasses.replace(plan, units=None) "
+            "leaves them as they are", column, FAR, least, largest,
+        )  # fmt: skip
     return in_units(problem, units)
 
 
@@ -135,25 +145,45 @@ def _of_inputs(model: nn.Module, x: Tensor, rounding: float) -> Iterator[Columns
         return  # which scales them itself, or looks them up
     rows = _some(x)
     flat = rows.ndim == 2
+    far = _far(x, rounding) if flat else ()
+    rows = Columns("", (), (), far).tamed(rows)
     size = rows.square().mean(0).sqrt() if flat else rows.square().mean().sqrt().reshape(1)
     location, scale = _mean_and_size(rows, rounding) if flat else (torch.zeros_like(size), size)
     reach = (rows - location).abs().amax(0) if flat else size
     small = (reach < SMALL) & (reach > rounding * size) & (reach <= RARE * scale)
     unusual = (size > LARGE) | small
     scale = torch.maximum(scale, reach / RARE)
-    if not bool(unusual.any()):
+    if not bool(unusual.any()) and not far:
         return
     # A column of usual size stays as it is: a rare 1 among zeros would become a large number.
     location, scale = location.where(unusual, 0.0), scale.where(unusual, 1.0)
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Linear) and flat and layer.in_features == rows.shape[1]:
             if layer._parameters.get("bias") is not None:
-                yield Columns(name, tuple(location.tolist()), tuple(scale.tolist()))
+                yield Columns(name, tuple(location.tolist()), tuple(scale.tolist()), far)
             else:  # nothing takes up a location
                 usable = torch.where(unusual & (size > 0), size, 1.0)
-                yield Columns(name, (0.0,) * len(size), tuple(usable.tolist()))
+                yield Columns(name, (0.0,) * len(size), tuple(usable.tolist()), far)
         elif not flat and isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
             yield Columns(name, (0.0,), tuple(scale.tolist()))
+
+
+def _far(x: Tensor, rounding: float) -> tuple[tuple[int, float, float], ...]:
+    """The columns with a cell far out, and the ends at which the run takes such cells."""
+    largest = x.abs().amax(0).cpu().double()
+    found: list[tuple[int, float, float]] = []
+    if len(x) < FEW:
+        return ()
+    for column in (largest > LARGE).nonzero().flatten().tolist():
+        cells = x[:, column].cpu().double()
+        away = (cells - cells.median()).abs()
+        near = away.kthvalue(len(cells) - max(1, round(OTHERS * len(cells)))).values
+        others = cells[away <= near]
+        mean, deviation = float(others.mean()), float(others.std(correction=0))
+        varies = deviation > rounding * float(others.abs().max())
+        if varies and float((cells - mean).abs().max()) > FAR * deviation:
+            found.append((column, mean - RARE * deviation, mean + RARE * deviation))
+    return tuple(found)
 
 
 def _of_targets(
@@ -203,6 +233,7 @@ def _agrees(problem: Problem, x: Tensor, units: Units) -> bool:
     standard units: at its own weights, and at others. How far a column lies from 0, in its own
     deviations, times the rounding is what no weights in the user's units can say."""
     model = problem.template
+    x = x if units.x is None else units.x.tamed(x)
     rounded = max(
         _rounding(model, x) * max(abs(a) / b for a, b in zip(one.location, one.scale, strict=True))
         for one in (units.x, units.y)

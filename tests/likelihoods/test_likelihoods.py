@@ -75,9 +75,10 @@ class ZeroOrLogNormal:
     """What scipy would say of 0 with probability 1 - q, and of a log-normal amount otherwise."""
 
     def __init__(self, o: np.ndarray) -> None:
-        logit, mean, log_variance = np.split(o, 3)
+        logit, mean, u = np.split(o, 3)
+        variance = np.where(u > 0, np.sqrt(1 + 2 * np.maximum(u, 0)), (1 - u.clip(max=0) / 2) ** -2)
         self.q = expit(logit)
-        self.amount = stats.lognorm(np.exp(log_variance / 2), scale=np.exp(mean))
+        self.amount = stats.lognorm(np.sqrt(variance), scale=np.exp(mean))
 
     def logpdf(self, y: Any) -> np.ndarray:
         there = np.asarray(y) > 0

@@ -207,8 +207,8 @@ def test_crps_of_large_counts_beside_small_ones(name: str, monkeypatch: pytest.M
 def test_quantiles_where_one_network_has_no_finite_mean() -> None:
     """Amounts of about 1 by nine networks, and by a tenth ones whose logarithm has a deviation of
     exp(4): the mean is infinite, and quantiles are what they are."""
-    outputs = torch.tensor([5.0, 0.0, -2.0]).repeat(10, 1, 1)
-    outputs[3, 0, 2] = 8.0
+    outputs = torch.tensor([5.0, 0.0, -3.4]).repeat(10, 1, 1)
+    outputs[3, 0, 2] = np.exp(16.0) / 2
     mixture = Mixture(likelihoods.Hurdle(), outputs, {})
     assert mixture.mean.isinf().all()
     for level in (0.05, 0.5, 0.9):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import Langevin, Posterior, likelihoods, models, priors
+from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.units import Columns, Units, in_standard_units
 from natural_langevin.recipe import rules as recipe
 from natural_langevin.recipe.settings import Trial
@@ -423,3 +424,49 @@ def test_several_targets_are_loaded_with_the_users_own_likelihood(tmp_path: Path
     loaded = Posterior.load(tmp_path / "saved", network(2), likelihood=LEARNED)
     assert loaded.sigma is not None
     torch.testing.assert_close(loaded.sigma, posterior.sigma)
+
+
+@pytest.mark.parametrize(("data", "weights", "far"), [
+    (torch.float32, torch.float32, 1e6),
+    (torch.float64, torch.float32, 1e6),
+    (torch.float64, torch.float64, 1e9),
+])  # fmt: skip
+def test_what_varies_is_a_matter_of_the_dtype(
+    data: torch.dtype, weights: torch.dtype, far: float
+) -> None:
+    """Targets of 1e6 +- 1 vary in float32, and some of 1e9 +- 1 in float64: they are standardised,
+    and the run predicts them; 1e9 +- 1 does not in weights of float32."""
+    x, y = (t.to(weights) for t in rows(200))
+    y = (far + y.double() / y.double().std()).to(data)
+    sampler = Langevin(network().to(weights), LEARNED, chains=2)
+    found = sampler.sample((x, y), **RUN)
+    assert found.config["units"]["y"]["scale"][0] == pytest.approx(1, abs=0.05)
+    left = found.predict(x).mean.double() - y.double()
+    assert float(left.std()) < 0.9
+
+
+def test_rounding_alone_is_no_variation() -> None:
+    x, y = rows()
+    y = 1e9 + y.double() / y.double().std()
+    units = standard_units.find(Langevin(network(), LEARNED).problem.on((x, y)), USUAL.start)
+    assert units is None or units.y is None or units.y.scale[0] > 1e8
+
+
+def test_a_cell_far_out_does_not_flatten_its_column(caplog: pytest.LogCaptureFixture) -> None:
+    """The run takes it as ten deviations of the others, says so, and the plan can leave it."""
+    x, y = rows(200)
+    x[7, 0], x[9, 1] = 1e8, 50.0
+    sampler = Langevin(network(), LEARNED, chains=2)
+    plan = replace(sampler.plan((x, y)), steps=40, burn_in=8, thin=4)
+    assert "column 0 of the inputs x has cells more than 1000 standard deviations" in caplog.text
+    units = Plan.from_json(plan.to_json()).units
+    assert units is not None
+    assert units.x is not None
+    standard = units.data(x, y)[0]
+    assert torch.equal(standard[10:], x[10:])  # of usual size but for these cells
+    assert float(standard[7, 0]) == pytest.approx(10 * float(x[10:, 0].std()), rel=0.1)
+    assert float(standard[9, 1]) == 50.0
+    found = sampler.sample((x, y), plan=plan, progress=False)
+    assert found.config["units"]["x"]["far"] == units.x.far
+    wild = sampler.sample((x, y), plan=replace(plan, units=None), progress=False)
+    assert wild.config.get("units") is None

@@ -49,8 +49,10 @@ def predicted() -> tuple[Predictive, Outcome, np.ndarray]:
     law = Networks(outputs, None).law(outcome, 1.4)
     parts = outputs.double().numpy()
     (mean,), (scale,) = outcome.mean, outcome.scale
+    u = parts[..., 2]
+    width = np.where(u > 0, (1 + 2 * u.clip(min=0)) ** 0.25, 1 / (1 - u.clip(max=0) / 2))
     own = np.stack([1 / (1 + np.exp(-parts[..., 0])), mean + scale * parts[..., 1],
-                    1.4 * scale * np.exp(parts[..., 2] / 2)])  # fmt: skip
+                    1.4 * scale * width])  # fmt: skip
     weights = torch.tensor([0.3, 0.7])
     return Predictive(outcome, law, weights, flat=True), outcome, own
 

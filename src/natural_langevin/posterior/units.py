@@ -36,14 +36,26 @@ AnyDraws = TypeVar("AnyDraws", bound=Draws)
 @dataclass(frozen=True)
 class Columns:
     """Where the columns of x or y lie and how large they are, (value - location) / scale, and the
-    ``layer`` that sees or says them. One number stands for all columns."""
+    ``layer`` that sees or says them. One number stands for all columns. ``far``: the columns with
+    cells far out, which a run takes as the least or the largest number given here."""
 
     layer: str
     location: tuple[float, ...]
     scale: tuple[float, ...]
+    far: tuple[tuple[int, float, float], ...] = ()
+
+    def tamed(self, values: Tensor) -> Tensor:
+        """Rows (n, column) whose far cells are as near as a run takes them."""
+        if not self.far:
+            return values
+        found = values.clone()
+        for column, least, largest in self.far:
+            found[:, column] = values[:, column].clamp(least, largest)
+        return found
 
     def standard(self, values: Tensor) -> Tensor:
         """Rows of these columns in standard units."""
+        values = self.tamed(values)
         location, scale = (self._like(values, v) for v in (self.location, self.scale))
         return ((values.double() - location) / scale).to(values.dtype)
 
@@ -202,4 +214,8 @@ def _say(params: Params, columns: Columns, spread: bool, width: str | None, *, b
 
 
 def _tuples(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list | tuple) else v for k, v in found.items()}
+    return {k: _tuple(v) for k, v in found.items()}
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(map(_tuple, value)) if isinstance(value, list | tuple) else value

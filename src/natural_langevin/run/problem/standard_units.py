@@ -35,11 +35,16 @@ MOST_NUMBERS, FEWEST_ROWS = 2_000_000, 1_000
 #: Rows by which layers are held against the network; what is added to its weights then, and how far
 #: outputs may be apart, as a part of their size.
 FEW, ADDED, APART = 16, (0.0, 0.1, 1.0), 1e-2
-#: A column varies if it does by this part of its size: less is rounding.
-VARIES = 1e-6
+#: A column varies if it does by more than so many roundings of its size, as the data or the weights
+#: round, whichever are coarser.
+ROUNDINGS = 4
 #: A column is rare where its farthest cell is more than so many standard deviations from its mean:
 #: in units of that deviation, the cell would be a number that blows up whatever sees it.
 RARE = 10.0
+#: A cell is far out if it is more than FAR standard deviations from the mean of its column's other
+#: cells (of a million rows none can be further from the mean of all), which are all but OTHERS of
+#: them. The run takes it as RARE deviations from there: it would flatten its column.
+FAR, OTHERS = 1e3, 0.01
 #: A network has learned from targets as they are if it leaves at most this part of their variance:
 #: random ones, whose outputs follow a large column, leave as little as nine tenths by chance.
 LEFT = 0.5
@@ -57,6 +62,12 @@ def to_standard_units(problem: Problem, fitted: Fitted) -> Problem:
                 "the %s are standardised, column by column, for the run, and losses are shown in "
                 'these units; the posterior is in the given units (posterior.config["units"])', name
             )  # fmt: skip
+    for column, least, largest in () if units.x is None else units.x.far:
+        log.warning(
+            "column %d of the inputs x has cells more than %g standard deviations from the others: "
+            "the run takes them as %.4g or %.4g. Check them; dataclasses.replace(plan, units=None) "
+            "leaves them as they are", column, FAR, least, largest,
+        )  # fmt: skip
     return in_units(problem, units)
 
 
@@ -107,20 +118,26 @@ def _find(problem: Problem, x: Tensor, y: Tensor) -> Units | None:
     spread = likelihood.has_units and likelihood.outputs_per_target == 2
     found = Units(spread=spread, width=weight_name(likelihood) if likelihood.has_units else None)
     if not problem.signature.packed and x.is_floating_point():
-        wanted = _of_inputs(model, x)
+        wanted = _of_inputs(model, x, _rounding(model, x))
         for one in wanted:
             if _agrees(problem, few, Units(x=one)):
                 found = dataclasses.replace(found, x=one)
                 break
     if likelihood.has_units and y.is_floating_point():
-        for one in _of_targets(model, likelihood, y):
+        for one in _of_targets(model, likelihood, y, _rounding(model, y)):
             if _agrees(problem, few, dataclasses.replace(found, x=None, y=one)):
                 found = dataclasses.replace(found, y=one)
                 break
     return None if found.x is None and found.y is None else found
 
 
-def _of_inputs(model: nn.Module, x: Tensor) -> Iterator[Columns]:
+def _rounding(model: nn.Module, values: Tensor) -> float:
+    """The part of a number's size that is lost where it is rounded as data or as a weight."""
+    dtypes = {values.dtype, *(p.dtype for p in model.parameters() if p.is_floating_point())}
+    return ROUNDINGS * max(torch.finfo(dtype).eps for dtype in dtypes)
+
+
+def _of_inputs(model: nn.Module, x: Tensor, rounding: float) -> Iterator[Columns]:
     """Columns of inputs that are not of size about one, for every layer that may see them. Of
     pixels the whole matters, and zeros beyond the edges stay zeros."""
     first = next((m for m in model.modules() if not [*m.children()]), None)
@@ -128,33 +145,55 @@ def _of_inputs(model: nn.Module, x: Tensor) -> Iterator[Columns]:
         return  # which scales them itself, or looks them up
     rows = _some(x)
     flat = rows.ndim == 2
+    far = _far(x, rounding) if flat else ()
+    rows = Columns("", (), (), far).tamed(rows)
     size = rows.square().mean(0).sqrt() if flat else rows.square().mean().sqrt().reshape(1)
-    location, scale = _mean_and_size(rows) if flat else (torch.zeros_like(size), size)
+    location, scale = _mean_and_size(rows, rounding) if flat else (torch.zeros_like(size), size)
     reach = (rows - location).abs().amax(0) if flat else size
-    small = (reach < SMALL) & (reach > VARIES * size) & (reach <= RARE * scale)
+    small = (reach < SMALL) & (reach > rounding * size) & (reach <= RARE * scale)
     unusual = (size > LARGE) | small
     scale = torch.maximum(scale, reach / RARE)
-    if not bool(unusual.any()):
+    if not bool(unusual.any()) and not far:
         return
     # A column of usual size stays as it is: a rare 1 among zeros would become a large number.
     location, scale = location.where(unusual, 0.0), scale.where(unusual, 1.0)
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Linear) and flat and layer.in_features == rows.shape[1]:
             if layer._parameters.get("bias") is not None:
-                yield Columns(name, tuple(location.tolist()), tuple(scale.tolist()))
+                yield Columns(name, tuple(location.tolist()), tuple(scale.tolist()), far)
             else:  # nothing takes up a location
                 usable = torch.where(unusual & (size > 0), size, 1.0)
-                yield Columns(name, (0.0,) * len(size), tuple(usable.tolist()))
+                yield Columns(name, (0.0,) * len(size), tuple(usable.tolist()), far)
         elif not flat and isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
             yield Columns(name, (0.0,), tuple(scale.tolist()))
 
 
-def _of_targets(model: nn.Module, likelihood: Likelihood, y: Tensor) -> Iterator[Columns]:
+def _far(x: Tensor, rounding: float) -> tuple[tuple[int, float, float], ...]:
+    """The columns with a cell far out, and the ends at which the run takes such cells."""
+    largest = x.abs().amax(0).cpu().double()
+    found: list[tuple[int, float, float]] = []
+    if len(x) < FEW:
+        return ()
+    for column in (largest > LARGE).nonzero().flatten().tolist():
+        cells = x[:, column].cpu().double()
+        away = (cells - cells.median()).abs()
+        near = away.kthvalue(len(cells) - max(1, round(OTHERS * len(cells)))).values
+        others = cells[away <= near]
+        mean, deviation = float(others.mean()), float(others.std(correction=0))
+        varies = deviation > rounding * float(others.abs().max())
+        if varies and float((cells - mean).abs().max()) > FAR * deviation:
+            found.append((column, mean - RARE * deviation, mean + RARE * deviation))
+    return tuple(found)
+
+
+def _of_targets(
+    model: nn.Module, likelihood: Likelihood, y: Tensor, rounding: float
+) -> Iterator[Columns]:
     """Columns of targets that are not of size about one, for every layer that may say them."""
     rows = _some(y).flatten(1) if y.ndim > 1 else _some(y)[:, None]
-    location, scale = _mean_and_size(rows, robust=likelihood.heavy_tails)
+    location, scale = _mean_and_size(rows, rounding, robust=likelihood.heavy_tails)
     size, spread = rows.square().mean(0).sqrt(), rows.std(0, correction=0)
-    if not bool(((size > LARGE) | ((spread < SMALL) & (spread > VARIES * size))).any()):
+    if not bool(((size > LARGE) | ((spread < SMALL) & (spread > rounding * size))).any()):
         return
     one_output = likelihood.outputs_per_target == 1
     # One width, for all columns; or noise that has no size to be multiplied by a column's.
@@ -174,7 +213,7 @@ def _some(values: Tensor) -> Tensor:
     return values[:: -(-len(values) // rows)].cpu().double()
 
 
-def _mean_and_size(rows: Tensor, *, robust: bool = False) -> tuple[Tensor, Tensor]:
+def _mean_and_size(rows: Tensor, rounding: float, *, robust: bool = False) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of every column, (column,) each; ``robust``: the median and the
     distance of the quartiles, for a likelihood that expects outliers. A column that does not vary
     is of the size of its mean, or 1."""
@@ -182,17 +221,24 @@ def _mean_and_size(rows: Tensor, *, robust: bool = False) -> tuple[Tensor, Tenso
     if robust:
         quarters = rows.quantile(torch.tensor([0.25, 0.5, 0.75]).to(rows), dim=0)
         between = (quarters[2] - quarters[0]) / 1.349
-        usable = between > VARIES * quarters.abs().amax(0)
+        usable = between > rounding * quarters.abs().amax(0)
         location = torch.where(usable, quarters[1], location)
         scale = torch.where(usable, between, scale)
-    constant = scale <= VARIES * rows.abs().amax(0)
+    constant = scale <= rounding * rows.abs().amax(0)
     return location, torch.where(constant, location.abs().clamp_min(1.0), scale)
 
 
 def _agrees(problem: Problem, x: Tensor, units: Units) -> bool:
     """Whether the network with weights in the user's units says of inputs in these what it says in
-    standard units: at its own weights, and at others."""
+    standard units: at its own weights, and at others. How far a column lies from 0, in its own
+    deviations, times the rounding is what no weights in the user's units can say."""
     model = problem.template
+    x = x if units.x is None else units.x.tamed(x)
+    rounded = max(
+        _rounding(model, x) * max(abs(a) / b for a, b in zip(one.location, one.scale, strict=True))
+        for one in (units.x, units.y)
+        if one is not None
+    )
     generator = torch.Generator().manual_seed(0)
     own = {k: p.detach() for k, p in model.named_parameters()}
     try:
@@ -206,7 +252,8 @@ def _agrees(problem: Problem, x: Tensor, units: Units) -> bool:
             if units.y is not None:
                 outside = _standard_outputs(units, outside)
             apart = float((outside - inside).abs().max())
-            if not apart <= APART * float(inside.abs().max()):
+            largest = float(inside.abs().max())
+            if not apart <= APART * largest + rounded * max(largest, 1.0):
                 return False
     except Exception as error:  # whatever a network says to inputs it was not made for
         log.debug("cannot convert back to the given units: %s", error)

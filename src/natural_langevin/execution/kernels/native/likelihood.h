@@ -129,7 +129,8 @@ static void heteroscedastic(const Run *run, const Outputs *o) {
     }
 }
 
-// Three outputs per target: logits of more than 0, then means and logarithms of variances of ln y.
+// Three outputs per target: logits of more than 0, then means of ln y, and u, which gives their
+// variance v: sqrt(1 + 2u) for u > 0, (1 - u/2)^-2 for u < 0.
 // Targets are ln y, of 0 NONE; ln y as a term of the loss is an offset.
 #define NONE ((real)-1e30)
 static void hurdle(const Run *run, const Outputs *o) {
@@ -138,19 +139,22 @@ static void hurdle(const Run *run, const Outputs *o) {
         const int64_t second = (k + run->targets) * o->stride;
         const int64_t third = (k + 2 * run->targets) * o->stride;
         const real *restrict logit = o->z + k * o->stride, *restrict mean = o->z + second;
-        const real *restrict log_variance = o->z + third;
+        const real *restrict noise = o->z + third;
         real *restrict d = o->d + k * o->stride, *restrict d_mean = o->d + second;
-        real *restrict d_log = o->d + third, *restrict loss = o->loss, *restrict target = o->total;
+        real *restrict d_noise = o->d + third, *restrict loss = o->loss, *restrict target = o->total;
         SAMPLES target[n] = run->y[o->rows[n] * run->targets + k];
         SAMPLES {
             const int there = target[n] > NONE;
             const real f = logit[n], r = there ? target[n] - mean[n] : 0;
-            const real precision = exp_(-log_variance[n]), square = r * r * precision;
-            const real amount = (real)0.5 * (square + log_variance[n] + (real)1.8378770664093454836);
+            const real u = noise[n], level = 1 + (u > 0 ? 2 * u : (real)-0.5 * u);
+            const real precision = u > 0 ? 1 / sqrt_(level) : level * level;
+            const real log_variance = (u > 0 ? (real)0.5 : -2) * log_(level);
+            const real square = r * r * precision;
+            const real amount = (real)0.5 * (square + log_variance + (real)1.8378770664093454836);
             loss[n] += softplus_(f) + (there ? amount - f : 0);
             d[n] = sigmoid_(f) - (real)there;
             d_mean[n] = -r * precision;
-            d_log[n] = there ? (real)0.5 * (1 - square) : 0;
+            d_noise[n] = there ? (real)0.5 * (1 - square) / level : 0;
         }
     }
 }

@@ -151,7 +151,7 @@ class Langevin:
         if isinstance(model, nn.Module):
             refuse_model(model)  # whose weights cannot even be counted
         given = open_settings.fill(
-            model, prior=prior, preconditioner=preconditioner, dynamics=dynamics,
+            model, likelihood, prior=prior, preconditioner=preconditioner, dynamics=dynamics,
             step_size=step_size, init=init, recipe=recipe, calibrate=calibrate,
             chains_open=chains is None
             and not any(isinstance(v, Tensor) for v in (temperature, likelihood_power)),

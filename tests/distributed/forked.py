@@ -23,9 +23,9 @@ from torch.multiprocessing.spawn import ProcessContext
 
 def impatient() -> None:
     """A worker that waits within a collective for one that is dead does not hear SIGTERM: the agent
-    sends SIGKILL after five seconds, and not after thirty, in which nothing happens."""
+    sends SIGKILL after half a second, and not after thirty, in which nothing happens."""
     wait = ProcessContext._join_procs_with_timeout
-    ProcessContext._join_procs_with_timeout = lambda self, seconds: wait(self, min(seconds, 5.0))
+    ProcessContext._join_procs_with_timeout = lambda self, seconds: wait(self, min(seconds, 0.5))
 
 
 def forked(path: str, words: Sequence[str], kept: Sequence[int]) -> int:

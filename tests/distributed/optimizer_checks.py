@@ -174,9 +174,10 @@ def check_loss_scales(group: Group, folder: Path) -> list[float]:
 
 def check_stays_away(group: Group, folder: Path) -> None:
     """Last of all: rank 1 is stopped when the others take the step, and woken afterwards."""
-    limited = dist.new_group(timeout=timedelta(seconds=4))
+    limited = dist.new_group(timeout=timedelta(seconds=60))
     loop = Loop(group, process_group=limited)
     loop.run(1)
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), limited)
     (other,) = group.exchange("who is who", str(os.getpid()))[1:]
     loop.backward()
     if loop.rank == 1:

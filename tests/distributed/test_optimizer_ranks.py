@@ -72,4 +72,4 @@ def test_a_rank_that_does_not_come_is_named_within_the_time_limit(found):
     outcome = found["stays_away"][0]
     assert outcome.kind == "GroupError"
     assert "rank 1 of 2 did not arrive at 'step 1 of the optimizer'" in outcome.error
-    assert outcome.seconds < 100  # the limit is 4, and that of all others 250
+    assert outcome.seconds < 100  # the limit is 1, and that of all others 250

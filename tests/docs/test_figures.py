@@ -13,7 +13,7 @@ from torch import nn
 
 from lab import claims
 from lab.samplers import problems
-from natural_langevin import data
+from natural_langevin import data, likelihoods
 from natural_langevin._internal import threads
 from natural_langevin.diagnostics import limits
 from natural_langevin.evidence import marginal
@@ -74,8 +74,9 @@ def shapes() -> tuple[int, ...]:
 
 RECIPE = Settings()
 PAPER = open_settings.fill(
-    nn.Linear(1, 1), prior=None, preconditioner=None, dynamics=None, step_size=0.1, init=None
-)
+    nn.Linear(1, 1), likelihoods.Gaussian(1.0), prior=None, preconditioner=None, dynamics=None,
+    step_size=0.1, init=None,
+)  # fmt: skip
 LLC = importlib.import_module("natural_langevin.slt.llc")  # slt.llc itself is the function
 LEVELS = [100 * level for level in summary.LEVELS]
 #: Numbers in prose by page: the words they stand in, and what makes them.

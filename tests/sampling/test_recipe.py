@@ -106,11 +106,23 @@ def test_chains_that_begin_far_away_arrive(metric: preconditioners.Preconditione
 
 def test_the_metric_follows_the_number_of_weights() -> None:
     """Few of them have a dense matrix, of a unit's weights where all layers are linear."""
-    assert isinstance(recipe.metric(nn.Linear(4, 2), USUAL.metric), preconditioners.UnitFisher)
-    assert isinstance(recipe.metric(nn.Conv1d(1, 2, 3), USUAL.metric), preconditioners.FullFisher)
-    assert isinstance(
-        recipe.metric(nn.Linear(40, 1), USUAL.metric), preconditioners.QuasiDiagonalFisher
-    )
+
+    def chosen(model: nn.Module, likelihood: object = likelihoods.Gaussian(0.1)) -> object:
+        return recipe.metric(model, likelihood, USUAL.metric)
+
+    assert isinstance(chosen(nn.Linear(4, 2)), preconditioners.UnitFisher)
+    assert isinstance(chosen(nn.Linear(40, 1)), preconditioners.QuasiDiagonalFisher)
+    labels = {
+        likelihoods.Gaussian(0.1): "model",
+        likelihoods.Scaled(likelihoods.Gaussian(0.1), (2.0,)): "model",
+        likelihoods.Categorical(): "data",  # confident classes hardly draw a surprising label
+        likelihoods.LogLoss(torch.sub): "data",  # which can draw none
+        likelihoods.LogLoss(torch.sub, sample=torch.add): "model",
+    }
+    for likelihood, targets in labels.items():
+        dense = chosen(nn.Conv1d(1, 2, 3), likelihood)
+        assert isinstance(dense, preconditioners.FullFisher)
+        assert dense.targets == targets, likelihood
 
 
 def test_a_model_that_fits_a_little_is_where_chains_start() -> None:

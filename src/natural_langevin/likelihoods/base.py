@@ -85,6 +85,11 @@ class Likelihood:
         return state
 
     @property
+    def can_draw(self) -> bool:
+        """Whether it has a ``sample`` of its own: the quantiles of this one may be unknown."""
+        return type(self).sample is not Likelihood.sample
+
+    @property
     def learns(self) -> bool:
         """Whether it has a state, which batches update."""
         return bool(self.init(1, dtype=torch.float32, device=torch.device("cpu")))

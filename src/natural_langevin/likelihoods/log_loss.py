@@ -48,6 +48,10 @@ class LogLoss(Likelihood):
         object.__setattr__(self, "draw", sample)
         object.__setattr__(self, "law", distribution)
 
+    @property
+    def can_draw(self) -> bool:
+        return self.draw is not None
+
     def distribution(self, outputs: Tensor, state: State) -> Distribution | None:
         return None if self.law is None else self.law(outputs)
 

@@ -58,6 +58,10 @@ class Scaled(Likelihood):
         """Of targets in units of ``self.scale``, the one that is scaled."""
         return self.likelihood
 
+    @property
+    def can_draw(self) -> bool:
+        return self.likelihood.can_draw
+
     def init(self, chains: int, *, dtype: torch.dtype, device: torch.device) -> State:
         return self.likelihood.init(chains, dtype=dtype, device=device)
 

@@ -18,6 +18,7 @@ from torch import nn
 from natural_langevin import preconditioners, priors
 from natural_langevin.dynamics.frame import Integrator
 from natural_langevin.dynamics.overdamped import Overdamped
+from natural_langevin.likelihoods import Likelihood
 from natural_langevin.recipe import rules
 from natural_langevin.recipe.settings import Settings
 from natural_langevin.run.problem import starts
@@ -64,6 +65,7 @@ class Given:
 
 def fill(
     model: nn.Module,
+    likelihood: Likelihood,
     *,
     prior: priors.PriorLike | None,
     preconditioner: preconditioners.Preconditioner | None,
@@ -98,9 +100,9 @@ def fill(
     if init is None:
         init = "auto" if by_recipe else "model"
     if ours:
-        usual_metric = (
-            rules.metric(model, settings.metric) if preconditioner is None else preconditioner
-        )
+        usual_metric = preconditioner
+        if usual_metric is None:
+            usual_metric = rules.metric(model, likelihood, settings.metric)
         averages = settings.metric.averages
         preconditioner = rules.averaged(usual_metric) if averages else usual_metric
     elif preconditioner is None:

@@ -65,7 +65,7 @@ def _plain(posterior: Posterior, problem: Problem) -> dict[str, float] | None:
     several widths (and less spread)."""
     if posterior.sharpness == 1 and "noise_widths" not in posterior.config:
         return None
-    scores = posterior.evaluate(problem.x_test, problem.y_test, calibrated=False)
+    scores = posterior.evaluate(problem.x_test, problem.y_test, sharpness=1.0)
     if hasattr(scores, "coverage"):
         error = calibration.error([counts(posterior, problem, scores)])
     else:

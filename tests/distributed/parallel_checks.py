@@ -243,9 +243,7 @@ def answers(posterior: Posterior) -> dict[str, Any]:
     x, y = classes(count=12)
     predicted = posterior.predict(x, quantiles=(0.1, 0.9), chains="all")
     small = posterior.predict(x, keep_samples=False, batch_size=5, sample_batch=3, chains="all")
-    sharper = posterior.calibrated(False)
-    sharper.sharpness = 1.5
-    sharp = sharper.predict(x, chains="all")
+    sharp = posterior.predict(x, sharpness=1.5, chains="all")
     diagnosis = posterior.diagnose(x, data=classes(), parameters=["0.bias"], chains="all")
     assert diagnosis.configurational is not None
     networks = [

@@ -94,9 +94,8 @@ def test_a_calibrated_classifier_as_onnx(tmp_path: Path) -> None:
     posterior = sampler.sample((x, (x[:, 0] > 0).long()), 30, burn_in=24, thin=2, progress=False)
     for state in posterior.samples.values():
         state.mul_(8.0)
-    posterior.sharpness = 0.8
-    posterior.export(tmp_path / "file.onnx", x[:2], format="onnx")
-    assert_predicts(onnx_reader(tmp_path / "file.onnx"), posterior, x)
+    posterior.export(tmp_path / "file.onnx", x[:2], format="onnx", sharpness=0.8)
+    assert_predicts(onnx_reader(tmp_path / "file.onnx"), posterior, x, sharpness=0.8)
 
 
 def test_a_regression_that_learned_its_noise_as_onnx(tmp_path: Path) -> None:

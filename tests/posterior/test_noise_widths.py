@@ -108,11 +108,11 @@ def test_predictions_have_the_widths_and_the_plain_mixture_has_not() -> None:
     factor = 0.5 * 0.63**2 + 0.5 * 1.6**2
     # 100 draws of each chain: each width is within two of its half.
     assert torch.allclose(after.aleatoric, factor * before.aleatoric, rtol=0.03)
-    plain = posterior.predict(x, calibrated=False)
+    plain = posterior.predict(x, sharpness=1.0)
     assert torch.equal(plain.aleatoric, before.aleatoric)
     last = posterior.predict(x, estimate="last").aleatoric
     assert torch.allclose(last, before.aleatoric)  # of one width
-    assert posterior.evaluate(x, y).nll != posterior.evaluate(x, y, calibrated=False).nll
+    assert posterior.evaluate(x, y).nll != posterior.evaluate(x, y, sharpness=1.0).nll
 
 
 @pytest.mark.parametrize("rows", [6, 12, 30])

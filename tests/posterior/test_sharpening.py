@@ -107,12 +107,6 @@ def posterior(network: nn.Module, classes: Data) -> Posterior:
     return disagreeing(network, likelihoods.Categorical(), classes, steps=40, burn_in=8)
 
 
-def sharp(posterior: Posterior, value: float) -> Posterior:
-    found = posterior.calibrated(False)
-    found.sharpness = value
-    return found
-
-
 def test_one_is_the_plain_mixture(posterior: Posterior, classes: Data) -> None:
     """Bit for bit, by default and when asked for."""
     x, _ = classes
@@ -120,13 +114,12 @@ def test_one_is_the_plain_mixture(posterior: Posterior, classes: Data) -> None:
     assert "sharpness" not in posterior.config
     plain = posterior.predict(x, quantiles=(0.1,))
     posterior.sharpness = 1.6
-    for a, b in zip(plain, posterior.predict(x, quantiles=(0.1,), calibrated=False), strict=True):
+    for a, b in zip(plain, posterior.predict(x, quantiles=(0.1,), sharpness=1.0), strict=True):
         assert torch.equal(a, b)
     for estimate in ("mean", "last"):  # learned for the ensemble alone
         found = posterior.predict(x, estimate=estimate)
-        assert torch.equal(
-            found.mean, posterior.predict(x, estimate=estimate, calibrated=False).mean
-        )
+        assert torch.equal(found.mean, posterior.predict(x, estimate=estimate, sharpness=1.0).mean)
+    assert not torch.equal(found.mean, posterior.predict(x, estimate="last", sharpness=1.6).mean)
 
 
 @pytest.mark.parametrize(("batch_size", "sample_batch"), [(1000, 16), (7, 3)])
@@ -135,8 +128,9 @@ def test_identities(
 ) -> None:
     x, _ = classes
     plain = posterior.predict(x)
-    sharper = sharp(posterior, 1.6)
-    p = sharper.predict(x, quantiles=(0.5,), batch_size=batch_size, sample_batch=sample_batch)
+    p = posterior.predict(
+        x, sharpness=1.6, quantiles=(0.5,), batch_size=batch_size, sample_batch=sample_batch
+    )
     torch.testing.assert_close(p.mean, p.samples.mean(0))
     power = (1.6 * plain.mean.double().log()).softmax(-1)
     torch.testing.assert_close(p.mean.double(), power, rtol=1e-5, atol=1e-6)
@@ -146,7 +140,7 @@ def test_identities(
     assert (p.epistemic > 0).all()
     assert torch.equal(p.mean.argmax(1), plain.mean.argmax(1))
     torch.testing.assert_close(p.quantiles[0], p.samples.sort(0).values[15:17].mean(0))
-    lean = sharper.predict(x, keep_samples=False)
+    lean = posterior.predict(x, sharpness=1.6, keep_samples=False)
     torch.testing.assert_close(lean.mean, p.mean)
     torch.testing.assert_close(lean.epistemic, p.epistemic, rtol=1e-4, atol=1e-6)
 
@@ -155,8 +149,7 @@ def test_error_is_that_of_the_power(posterior: Posterior, classes: Data) -> None
     """By leaving blocks of draws, and chains, out one by one: both are jackknives of q itself, and
     that of chains counts where the two differ by more than chance."""
     x, y = classes
-    sharper = sharp(posterior, 1.6)
-    p, plain = sharper.predict(x), posterior.predict(x)
+    p, plain = posterior.predict(x, sharpness=1.6), posterior.predict(x)
     blocks = monte_carlo.block_means(plain.samples.unflatten(0, (2, -1)))
 
     def jackknife(score: Callable[[Tensor], Tensor]) -> Tensor:
@@ -169,7 +162,7 @@ def test_error_is_that_of_the_power(posterior: Posterior, classes: Data) -> None
         return torch.where(between > 3.84 * within, between, within).sqrt()  # chi-squared, 5 %
 
     torch.testing.assert_close(p.error.double(), jackknife(torch.exp), rtol=0.2, atol=1e-4)
-    scores = sharper.evaluate(x, y)
+    scores = posterior.evaluate(x, y, sharpness=1.6)
     of_labels = jackknife(lambda log_q: log_q[:, torch.arange(len(y)), y].mean(1))
     assert scores.nll_error == pytest.approx(float(of_labels), rel=0.2)
 
@@ -188,14 +181,12 @@ def test_whatever_predicts_agrees(posterior: Posterior, classes: Data, tmp_path:
         torch.testing.assert_close(loaded.predict(x).mean, p.mean)
     student = posterior.distill(x, steps=100, batch_size=8, learning_rate=1e-2)
     near = [
-        (student(x).softmax(-1) - posterior.predict(x, calibrated=on).mean).abs().mean()
-        for on in (True, False)
+        (student(x).softmax(-1) - posterior.predict(x, sharpness=s).mean).abs().mean()
+        for s in (1.6, 1.0)
     ]
     assert near[0] < near[1]
-    plain = posterior.distill(x, steps=100, batch_size=8, learning_rate=1e-2, calibrated=False)
-    assert (plain(x).softmax(-1) - posterior.predict(x, calibrated=False).mean).abs().mean() < near[
-        1
-    ]
+    plain = posterior.distill(x, steps=100, batch_size=8, learning_rate=1e-2, sharpness=1.0)
+    assert (plain(x).softmax(-1) - posterior.predict(x, sharpness=1.0).mean).abs().mean() < near[1]
 
 
 @pytest.mark.parametrize("written", [False, pytest.param(True, marks=pytest.mark.thorough)])
@@ -231,7 +222,7 @@ def test_arviz(posterior: Posterior, network: nn.Module, classes: Data, binary: 
         posterior = disagreeing(network, likelihoods.Bernoulli(), (x, y), steps=40, burn_in=8)
     posterior.sharpness = 3.0
     found = posterior.to_arviz(x, data=(x, y))
-    p = posterior.predict(x, calibrated=False)  # as log_likelihood has it: one law in one object
+    p = posterior.predict(x, sharpness=1.0)  # as log_likelihood has it: one law in one object
     shown = torch.from_numpy(found.posterior["prediction"].values).flatten(0, 1)
     torch.testing.assert_close(shown, p.samples)
     drawn = torch.from_numpy(found.posterior_predictive["y"].values).flatten(0, 1)
@@ -245,12 +236,14 @@ def test_refused(posterior: Posterior, network: nn.Module, classes: Data, tmp_pa
     x, _ = classes
     for wrong in (0.0, -1.0, math.nan, math.inf, "sharp", True):
         with pytest.raises(ValueError, match="sharpness must be a positive number, got"):
+            posterior.predict(x, sharpness=wrong)
+        with pytest.raises(ValueError, match="sharpness must be a positive number, got"):
             posterior.sharpness = wrong
     numbers = disagreeing(
         network, likelihoods.Gaussian(sigma=0.3), (x, x.new_zeros(len(x), 3)), steps=40, burn_in=8
     )
     with pytest.raises(TypeError, match=r"sharpness=1.5 is for class probabilities, and Gaussian"):
-        sharp(numbers, 1.5).predict(x)
+        numbers.predict(x, sharpness=1.5)
     posterior.save(tmp_path)
     path = tmp_path / "posterior.json"
     fields = json.loads(path.read_text())

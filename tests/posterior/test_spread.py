@@ -102,9 +102,9 @@ def test_predictions_have_the_spread_and_the_plain_mixture_has_not(
     assert posterior.evaluate(x, y).nll == pytest.approx(-float(law.log_prob(y).mean()))
     few = posterior.predict(x, keep_samples=False, batch_size=7)
     assert torch.allclose(few.epistemic, after.epistemic, rtol=1e-4)
-    for plain in (posterior.predict(x, calibrated=False), before):
+    for plain in (posterior.predict(x, sharpness=1.0), before):
         assert torch.equal(plain.epistemic, before.epistemic)
-    assert posterior.evaluate(x, y, calibrated=False).nll == score.nll
+    assert posterior.evaluate(x, y, sharpness=1.0).nll == score.nll
     last = posterior.predict(x, estimate="last")
     del posterior.config["spread"]
     assert torch.equal(last.samples, posterior.predict(x, estimate="last").samples)
@@ -171,7 +171,7 @@ def test_a_function_without_noise_is_predicted_with_less_spread_and_its_checkpoi
     again = Plan.from_config(config)
     assert again == posterior.plan
     assert list(again.calibration.widths) == config["noise_widths"]
-    ours, plain = (posterior.evaluate(x[400:], y[400:], calibrated=on) for on in (True, False))
+    ours, plain = (posterior.evaluate(x[400:], y[400:], sharpness=s) for s in (None, 1.0))
     assert ours.nll < plain.nll
     assert abs(ours.coverage[0.5] - 0.5) < abs(plain.coverage[0.5] - 0.5)
 

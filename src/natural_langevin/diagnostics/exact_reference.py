@@ -87,7 +87,7 @@ class Sampled(Protocol):
     def healthy(self) -> list[int]:
         """The chains that did not diverge."""
 
-    def predict(self, x: Tensor, *, calibrated: bool = True) -> Predicted:
+    def predict(self, x: Tensor, *, sharpness: float | None = None) -> Predicted:
         """At these inputs."""
 
     def of_draws(self, samples: Params) -> Self:
@@ -183,7 +183,7 @@ def fidelity(
     reference = posterior.of_draws(samples)
     inputs = x if at is None else at
     inputs = inputs[:: -(-len(inputs) // MOST_INPUTS)]
-    own, other = posterior.predict(inputs, calibrated=False), reference.predict(inputs)
+    own, other = posterior.predict(inputs, sharpness=1.0), reference.predict(inputs)
     halves = other.samples.unflatten(0, (chains, -1))
     first, second = _halves(halves)
     classes = own.mean.ndim == 2 and own.mean.shape == own.samples.shape[1:] and _sums_to_one(own)

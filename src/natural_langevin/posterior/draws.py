@@ -241,19 +241,6 @@ class Draws:
         pooled = self.chosen(chains)
         return self._as_module({k: self.shards.mean(m, pooled) for k, m in means.items()})
 
-    def calibrated(self, on: bool = True) -> Self:
-        """The same draws with uncalibrated predictions (``False``): without the sharpness, the
-        spread and the noise levels that were fitted to held-out rows.
-
-        ``predict``, scores, ``distill``, ``export`` and saved files of the result are uncalibrated
-        too. ``True`` returns the posterior as it is."""
-        if on:
-            return self
-        found = copy.copy(self)
-        learned = ("sharpness", "spread", "noise_widths", "trained_share")
-        found.config = {k: v for k, v in self.config.items() if k not in learned}
-        return found
-
     def chosen(self, chains: Chains) -> list[int]:
         """The healthy ones among ``chains``: None for all of them, if they have one temperature
         and one prior. Others sample different distributions: pooling them must be asked for. Of a

@@ -50,6 +50,7 @@ class Options(NamedTuple):
     chains: Chains
     batch_size: int
     sample_batch: int
+    sharpness: float | None
 
 
 def evaluate(

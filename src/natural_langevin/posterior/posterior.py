@@ -30,7 +30,7 @@ from natural_langevin.posterior.draws import Chains, Draws
 from natural_langevin.posterior.ensemble import (
     Estimate,
     averaged,
-    noises,
+    learned_by,
     sharpness_of,
     spread_of,
     stacked,
@@ -76,11 +76,24 @@ class Posterior(Draws):
     def sharpness(self) -> float:
         """The power to which predictions raise the mean class probabilities; 1.0 is the plain
         mixture. It can be set, and is saved with the posterior."""
-        return sharpness_of(self)
+        return sharpness_of(self, None, "ensemble")
 
     @sharpness.setter
     def sharpness(self, value: float) -> None:
         self.config = self.config | {"sharpness": check_number("sharpness", value)}
+
+    def calibrated(self, on: bool = True) -> Posterior:
+        """The same draws with uncalibrated predictions (``False``): without the sharpness, the
+        spread and the noise levels that were fitted to held-out rows.
+
+        ``predict``, scores, ``distill``, ``export`` and saved files of the result are uncalibrated
+        too. ``True`` returns the posterior as it is."""
+        if on:
+            return self
+        found = copy.copy(self)
+        learned = ("sharpness", "spread", "noise_widths", "trained_share")
+        found.config = {k: v for k, v in self.config.items() if k not in learned}
+        return found
 
     def predict(
         self,
@@ -92,6 +105,7 @@ class Posterior(Draws):
         keep_samples: bool = True,
         quantiles: Iterable[float] | float | None = None,
         chains: Chains = None,
+        sharpness: float | None = None,
         calibrated: bool = True,
     ) -> Prediction:
         """Predictions averaged over networks: probabilities or means, never log-probabilities.
@@ -110,13 +124,15 @@ class Posterior(Draws):
             quantiles: Levels such as (0.05, 0.95): ``Prediction.quantiles``.
             chains: Numbers of the chains to pool. None: all, unless they differ in temperature or
                 prior; "all": pool these too.
+            sharpness: The power of class probabilities; None is the posterior's own.
             calibrated: False is the posterior predictive of the model itself.
         """
-        posterior = self.calibrated(calibrated)
+        sharpness = _plain(sharpness, calibrated)
+        options: dict[str, Any] = {"batch_size": batch_size, "sample_batch": sample_batch}
+        options |= {"estimate": estimate, "chains": chains, "sharpness": sharpness}
         found = averaged(
-            posterior, x, estimate=estimate, batch_size=batch_size, sample_batch=sample_batch,
-            chains=chains, keep_samples=keep_samples, levels=check_levels(quantiles),
-            errors=keep_samples,
+            self, x, keep_samples=keep_samples, levels=check_levels(quantiles), errors=keep_samples,
+            **options,
         )  # fmt: skip
         joined = join([averager.finish() for averager in found])
         infinite = int((~joined.mean.isfinite()).sum())
@@ -129,7 +145,7 @@ class Posterior(Draws):
         if joined.samples is None or estimate != "ensemble" or joined.error is not None:
             return joined
         # The error is of the mean, which is that of the networks as they were drawn.
-        values = joined.samples / spread_of(posterior)
+        values = joined.samples / spread_of(self, plain=sharpness is not None)
         error = monte_carlo.standard_error(values.unflatten(0, (-1, self.draws)))
         return joined._replace(error=error)
 
@@ -141,6 +157,7 @@ class Posterior(Draws):
         batch_size: int = 1000,
         sample_batch: int = 16,
         chains: Chains = None,
+        sharpness: float | None = None,
         calibrated: bool = True,
     ) -> Distribution:
         """The predictive distribution as a ``torch.distributions`` object over the targets.
@@ -150,10 +167,10 @@ class Posterior(Draws):
         ``epistemic``), ``log_prob``, ``cdf``, ``icdf(level)``, ``crps(y)`` and
         ``sample(shape, seed=0)``.
         """
-        first, *others = averaged(
-            self.calibrated(calibrated), x, estimate=estimate, batch_size=batch_size,
-            sample_batch=sample_batch, chains=chains, keep_samples=False, whole=True,
-        )  # fmt: skip
+        sharpness = _plain(sharpness, calibrated)
+        options: dict[str, Any] = {"batch_size": batch_size, "sample_batch": sample_batch}
+        options |= {"estimate": estimate, "chains": chains, "sharpness": sharpness}
+        first, *others = averaged(self, x, keep_samples=False, whole=True, **options)
         return first.distribution(*others)
 
     def evaluate(
@@ -166,7 +183,7 @@ class Posterior(Draws):
         batch_size: int = 1000,
         sample_batch: int = 16,
         chains: Chains = None,
-        calibrated: bool = True,
+        sharpness: float | None = None,
     ) -> ClassificationScores | RegressionScores:
         """Scores the predictions on labelled data; ``print`` shows them.
 
@@ -181,12 +198,12 @@ class Posterior(Draws):
                 them from ``x``.
             estimate: As for ``predict``, like the other arguments.
         """
-        options = evaluation.Options(estimate, chains, batch_size, sample_batch)
-        posterior, outside = self.calibrated(calibrated), None
+        options = evaluation.Options(estimate, chains, batch_size, sample_batch, sharpness)
+        outside = None
         if ood is not None:
-            outside = posterior.predict(ood, keep_samples=False, **options._asdict()).epistemic
+            outside = self.predict(ood, keep_samples=False, **options._asdict()).epistemic
         return evaluation.evaluate(
-            posterior, *self.signature.labelled(x, y), outside=outside, options=options
+            self, *self.signature.labelled(x, y), outside=outside, options=options
         )
 
     def log_likelihood(
@@ -218,6 +235,7 @@ class Posterior(Draws):
         batch_size: int = 100,
         learning_rate: float = 1e-3,
         seed: int = 0,
+        sharpness: float | None = None,
         calibrated: bool = True,
     ) -> nn.Module:
         """One network that predicts like the whole ensemble, frozen and in eval mode.
@@ -231,14 +249,16 @@ class Posterior(Draws):
             batch_size: Inputs of a minibatch.
             learning_rate: Of Adam.
             seed: Of the order of the inputs.
+            sharpness: As for ``predict``: 1.0 teaches the plain mixture.
             calibrated: As for ``predict``: False teaches the posterior predictive itself.
         """
+        sharpness = _plain(sharpness, calibrated)
         first = self.healthy[0] if self.healthy else 0
         own = self._as_module(self._row_of(self.last, first)) if model is None else model
         student = copy.deepcopy(own)
         x = self._one_input(x, "distill").to(next(iter(self.last.values())).device)
-        prediction = self.predict(x, keep_samples=False, calibrated=calibrated)
-        law = None if prediction.total is None else self.predict_dist(x, calibrated=calibrated)
+        prediction = self.predict(x, keep_samples=False, sharpness=sharpness)
+        law = None if prediction.total is None else self.predict_dist(x, sharpness=sharpness)
         return distillation.train(
             student.to(x.device), x,
             distillation.divergence(prediction, law, self._likelihood_at_mean(), seed),
@@ -261,7 +281,7 @@ class Posterior(Draws):
         *,
         format: export.Format = "torch",
         estimate: Estimate = "ensemble",
-        calibrated: bool = True,
+        sharpness: float | None = None,
     ) -> None:
         """Writes the predictor as one file for serving. It maps inputs to (mean, total, epistemic),
         as ``predict`` does; sharpened probabilities agree to 0.01.
@@ -271,17 +291,17 @@ class Posterior(Draws):
             example: Example inputs; the number of rows may differ later.
             format: "torch" (``torch.export``, .pt2) or "onnx" (the extra ``export``).
             estimate: As for ``predict``.
-            calibrated: As for ``predict``.
+            sharpness: As for ``predict``.
         """
         self.shards.check_whole("export")
-        posterior = self.calibrated(calibrated and estimate == "ensemble")
-        every, chains = stacked(posterior, estimate), self.chosen(None)
+        plain = estimate != "ensemble" or sharpness is not None
+        every, chains = stacked(self, estimate, plain=plain), self.chosen(None)
         draws = len(next(iter(every.values()))) // len(chains)
-        state = noises(posterior, chains, draws)
+        state = learned_by(self, chains, draws, plain=plain)
         with MODEL_LOCK:
             served = export.Served(
                 self.template, self.likelihood, every, state,
-                sharpness_of(posterior), spread_of(posterior),
+                sharpness_of(self, sharpness, estimate), spread_of(self, plain=plain),
             )  # fmt: skip
             example = self._one_input(example, "export")
             export.write(served, path, example.to(next(iter(every.values())).device), format)
@@ -345,7 +365,7 @@ class Posterior(Draws):
         self.shards.check_whole("to_arviz")
         predictions = pointwise = None
         if x is not None:
-            predictions = self.predict(x, chains="all", calibrated=False).samples
+            predictions = self.predict(x, chains="all", sharpness=1.0).samples
         if data is not None:
             pointwise = self.log_likelihood(*self.signature.split(data), chains="all")
         return arviz.inference_data(self, predictions, data, pointwise, seed=seed)
@@ -424,3 +444,10 @@ class Posterior(Draws):
         )
         posterior.trained = moved.get("trained", {})
         return posterior
+
+
+def _plain(sharpness: float | None, calibrated: bool) -> float | None:
+    """The sharpness to use: 1.0 for uncalibrated predictions."""
+    if not calibrated and sharpness is not None:
+        raise ValueError(f"calibrated=False is without sharpness, got sharpness={sharpness!r} too")
+    return sharpness if calibrated else 1.0

@@ -398,7 +398,7 @@ def spread_of_networks(problem: Problem, held_out: HeldOut) -> recipe.HeldOutNoi
     for own, rows in held_out.lines():
         if not own:
             return None
-        outputs = found.predict(x[rows], chains=own, calibrated=False).samples
+        outputs = found.predict(x[rows], chains=own, sharpness=1.0).samples
         assert outputs is not None
         variance = found.learned["variance"][own].repeat_interleave(found.draws)
         parts.append(calibration.Predicted(outputs.cpu(), variance.cpu(), y[rows].cpu()))

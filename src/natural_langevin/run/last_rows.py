@@ -57,7 +57,7 @@ def _widths_by_rows(so_far: Posterior, x: Tensor, y: Tensor) -> list[float] | No
     rows = calibration.affordable_rows(len(so_far.healthy) * so_far.draws * y[0].numel(), len(x))
     if rows < calibration.FEWEST_ROWS or not so_far.healthy:
         return None
-    outputs = so_far.predict(x[:rows], calibrated=False).samples
+    outputs = so_far.predict(x[:rows], sharpness=1.0).samples
     assert outputs is not None
     variance = so_far.learned["variance"][so_far.healthy].repeat_interleave(so_far.draws)
     found = calibration.fit_widths(outputs.cpu(), y[:rows].cpu(), variance.cpu())
@@ -84,7 +84,7 @@ def beside_trained(found: Posterior, problem: Problem) -> None:
     }
     given = found.of_weights(weights)
     try:
-        ours, own = found.evaluate(x, y).nll, given.evaluate(x, y, calibrated=False).nll
+        ours, own = found.evaluate(x, y).nll, given.evaluate(x, y, sharpness=1.0).nll
     except TypeError as error:  # a likelihood without a predictive distribution
         log.info("predictions were not compared with those of the trained network: %s", error)
         return

@@ -108,9 +108,9 @@ class EssTarget:
 
     def _read(self, state: State) -> float:
         found = self._posterior(state)
-        few = found.predict(self._x[:1], keep_samples=False, calibrated=False).mean[0].numel()
+        few = found.predict(self._x[:1], keep_samples=False, sharpness=1.0).mean[0].numel()
         x = self._x[: max(FEWEST_ROWS, NUMBERS // few)]
-        values = found.predict(x, calibrated=False).samples
+        values = found.predict(x, sharpness=1.0).samples
         assert values is not None
         shared = bool(found.config.get("shared_batches"))
         return float(np.median(mixing(values.unflatten(0, (-1, found.draws)), shared=shared).ess))

@@ -19,13 +19,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from natural_langevin._internal.atomic import write
 from natural_langevin._internal.chains import Params
 from natural_langevin._internal.object_store import is_url
 from natural_langevin.data.streams import Subsets
 from natural_langevin.langevin import Langevin
+from natural_langevin.posterior.networks import chunks
 from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.recipe import pace
@@ -174,8 +175,7 @@ class TableFit:
             raise DivergenceError(f"a chain of {view} diverged")
         asked = [*self.folds, *(past.asked for past in self.past)]
         said = [
-            networks(run, view.network, view.inputs(self.x[some]), [chain])
-            for chain, some in enumerate(asked)
+            networks(run, view.inputs(self.x[some]), [chain]) for chain, some in enumerate(asked)
         ]
         count = len(self.folds)
         weights, learned = ({k: v[:count] for k, v in tree.items()} for tree in ended(run))
@@ -227,7 +227,7 @@ class TableFit:
         rows = self._repeated
         some = rows[torch.linspace(0, len(rows) - 1, min(len(rows), SOUND_ROWS)).long()]
         x, y = self._data(view, some)
-        fit = networks(posterior, view.network, x).law(view.outcome).log_prob(y)
+        fit = networks(posterior, x).law(view.outcome).log_prob(y)
         fit = fit.flatten(2).sum(-1) if fit.ndim > 2 else fit
         fit = fit.double().mean(1).nan_to_num(nan=-math.inf)
         fine = (fit >= fit.quantile(0.75) - 1) & fit.isfinite()
@@ -303,23 +303,17 @@ class TableFit:
         return pace.of_steps(motion, plan.batch_size, size, sampler.given.settings.time)[0]
 
 
-def networks(
-    posterior: Posterior, network: nn.Module, x: Tensor, chains: Sequence[int] | None = None
-) -> Networks:
+def networks(posterior: Posterior, x: Tensor, chains: Sequence[int] | None = None) -> Networks:
     """The predictions of every network of these chains (default: the healthy ones), on the CPU."""
     chains = posterior.healthy if chains is None else list(chains)
     if not chains:
         raise DivergenceError("every chain diverged: there is nothing to predict with")
     everywhere = posterior.shards.everywhere  # several processes have some of the chains each
-    stacked = {k: everywhere(s)[chains].flatten(0, 1) for k, s in posterior.samples.items()}
-    like = next(iter(stacked.values()))
-    network, x = network.to(like.device), x.to(like)
-
-    def one(params: dict[str, Tensor]) -> Tensor:
-        return torch.func.functional_call(network, params, (x,))
-
+    samples, like = {k: everywhere(s) for k, s in posterior.samples.items()}, posterior.last
+    x = x.to(next(iter(like.values())))
     with torch.no_grad():
-        outputs = torch.func.vmap(one, chunk_size=AT_ONCE)(stacked).cpu()
+        every = chunks(samples, chains, AT_ONCE, like=like)
+        outputs = torch.cat([posterior.outputs(some, x).cpu() for some in every])
     variance = posterior.learned.get("variance")
     if variance is not None:
         variance = variance[chains].cpu().repeat_interleave(posterior.draws)

@@ -46,7 +46,7 @@ class Member:
 
     def networks(self, x: Tensor) -> Networks:
         """What its networks say of encoded rows."""
-        return networks(self.posterior, self.view.network, self.view.inputs(x)).of(self.sound)
+        return networks(self.posterior, self.view.inputs(x)).of(self.sound)
 
 
 @dataclass(frozen=True)

@@ -38,14 +38,18 @@ def key(step: int | Tensor = 0, **address: int) -> Tensor:
 
 def counted(z: Tensor) -> tuple[Tensor, Tensor]:
     """Sums of powers 1 to 6, by products, which ``pow`` takes ten times as long for, and counts of
-    both tails."""
-    z1 = z.double()
-    z2 = z1 * z1
-    z3 = z2 * z1
-    powers = [z1.sum(), z1.dot(z1), z2.dot(z1), z2.dot(z2), z3.dot(z2), z3.dot(z3)]
+    both tails. In parts that stay in the processor's cache: of all at once it takes twice as long.
+    """
+    powers = torch.zeros(6, dtype=torch.float64)
+    for part in z.split(1 << 15):
+        z1 = part.double()
+        z2 = z1 * z1
+        z3 = z2 * z1
+        sums = [z1.sum(), z1.dot(z1), z2.dot(z1), z2.dot(z2), z3.dot(z2), z3.dot(z3)]
+        powers += torch.stack(sums)
     far = z[z.abs() > TAILS[0]]
     beyond = torch.stack([torch.stack([(far > t).sum(), (far < -t).sum()]) for t in TAILS])
-    return torch.stack(powers), beyond
+    return powers, beyond
 
 
 def native_draws() -> Callable[[int, int], Tensor]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from natural_langevin import Langevin, Posterior, likelihoods, preconditioners
-from natural_langevin.posterior import ensemble
+from natural_langevin.posterior import ensemble, sharpening
 from natural_langevin.posterior.export import WAYS, Served, Way
 
 Data = tuple[Tensor, Tensor]
@@ -69,7 +69,8 @@ def assert_predicts(read: Reader, posterior: Posterior, x: Tensor, **options) ->
     [
         ("torch", torch_reader, "ensemble"),
         pytest.param("torch", torch_reader, "mean", marks=pytest.mark.thorough),
-        ("onnx", onnx_reader, "ensemble"),
+        # ONNX of this network and of these classes, one by one: the two tests that follow.
+        pytest.param("onnx", onnx_reader, "ensemble", marks=pytest.mark.thorough),
         pytest.param("onnx", onnx_reader, "mean", marks=pytest.mark.thorough),
     ],
 )
@@ -87,8 +88,15 @@ def test_files_predict_like_the_posterior(
         assert_predicts(read, posterior, inputs, estimate=estimate)
 
 
-def test_a_calibrated_classifier_as_onnx(tmp_path: Path) -> None:
-    """By default predictions are sharpened; also where its networks are sure, and agree."""
+@pytest.mark.parametrize(
+    "steps", [4, pytest.param(sharpening.SERVED_STEPS, marks=pytest.mark.thorough)]
+)
+def test_a_calibrated_classifier_as_onnx(
+    steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default predictions are sharpened; also where its networks are sure, and agree. These need
+    fewer steps than a file has, each of which is traced, checked and optimised."""
+    monkeypatch.setattr(sharpening, "SERVED_STEPS", steps)
     x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
     sampler = Langevin(nn.Linear(3, 2), likelihoods.Categorical(), step_size=0.05, chains=2)
     posterior = sampler.sample((x, (x[:, 0] > 0).long()), 30, burn_in=24, thin=2, progress=False)

@@ -585,13 +585,14 @@ def decided() -> str:
         ("start", "the model if it is trained, else N(0, 1/fan-in) per chain; then a "
          f"descent of {rounds[0]} to {rounds[-1]:,} steps by minibatches of {c.descent.batch} rows "
          "or more"),
-        ("minibatch", f"1/{c.batch.part} of the data, {c.batch.fewest} to {c.batch.most} rows"),
+        ("minibatch", f"1/{c.batch.part} of the data, {c.batch.fewest} to {c.batch.most} rows; "
+                      f"all of fewer than {2 * c.batch.fewest}"),
         ("step size", f"{c.step_size.steepness:g} / λ, or less: minibatches may add "
          f"{c.step_size.heat:g} to the temperature"),
         ("steps", f"until the chains agree, at {c.end.rows} rows and around them, by the R-hat of "
-         f"`diagnose`, with {c.end.ess:g} effective draws of the worst ({c.step_size.ess:g} of few "
-         f"weights): {c.end.first_steps:,} steps at least, otherwise parts {c.end.growth} times as "
-         "long, up to "
+         f"`diagnose`, with {c.end.ess:g} effective draws of the worst ({c.length.cheap_ess:g} "
+         f"where steps are cheap, {c.step_size.ess:g} of few weights): {c.end.first_steps:,} steps "
+         f"at least, otherwise parts {c.end.growth} times as long, up to "
          f"{c.length.unmixed * c.length.most:,} (tables {c.length.most:,}) or a budget of "
          "operations (tens of seconds on a CPU)"),
         ("burn-in", "a third; a ninth of later parts"),

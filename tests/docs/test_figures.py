@@ -109,7 +109,7 @@ QUOTED: dict[str, dict[str, Callable[[], Sequence[float]]]] = {
     "docs/deployment.md": {"at most 2,000 weights": lambda: [threads.FEW_WEIGHTS]},
     "docs/how_long.md": {
         "What 1,000 steps": lambda: [1000],
-        "2,000 to 250,000 steps": lambda: [
+        "2,000 to 450,000 steps": lambda: [
             RECIPE.length.fewest, RECIPE.length.unmixed * RECIPE.length.most,
         ],
     },

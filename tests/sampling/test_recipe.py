@@ -578,9 +578,10 @@ def test_lengths_follow_the_step_size_and_the_cost() -> None:
     quick = recipe.Choice(1e-2, 10.0, 0.0, "", "native")
     options = {"settings": USUAL, "budget": USUAL.cost.usual}
     assert run_length.choose(slow, work=1e6, **options, **OPEN).steps == USUAL.length.most
-    found = run_length.choose(quick, work=5e5, **options, **OPEN)
+    found = run_length.choose(quick, work=4e5, **options, **OPEN)
     assert found.end is not None
-    assert found.end.most == 5 * USUAL.length.most  # where chains do not agree
+    assert found.end.most == 9 * USUAL.length.most  # where chains do not agree
+    assert found.end.rule.ess == 300  # they are affordable
     for way, most in (("whole triton steps", 50_000), ("native kernels", 4_000), ("eager", 4_000)):
         other = dataclasses.replace(quick, way=way)
         end = run_length.choose(other, work=1e6, **options, **OPEN).end
@@ -588,14 +589,14 @@ def test_lengths_follow_the_step_size_and_the_cost() -> None:
         assert (end.most, end.rule) == (most, USUAL.end)
         # Of few weights, whose curvatures are known, means are within a tenth of a deviation.
         end = run_length.choose(
-            dataclasses.replace(other, slowest=0.1), work=5e5, **options, **OPEN
+            dataclasses.replace(other, slowest=0.1), work=4e5, **options, **OPEN
         ).end
         assert end is not None
-        assert (end.most, end.rule.ess) == (5 * most, 400)
+        assert (end.most, end.rule.ess) == (9 * most, 400)
     tables = options | {"settings": open_settings.for_tables()}
     end = run_length.choose(quick, work=1e6, **tables, **OPEN).end
     assert end is not None
-    assert end.most == USUAL.length.most
+    assert (end.most, end.rule) == (USUAL.length.most, USUAL.end)
     assert (found.steps, found.burn_in, found.thin) == (2000, None, None)  # a third, and 200 draws
     assert run_length.choose(slow, work=1e12, **options, **OPEN).steps == USUAL.length.fewest
     given = run_length.choose(quick, steps=90, burn_in=10, thin=2, work=1e6, **options)

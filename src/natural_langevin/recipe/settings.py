@@ -230,9 +230,12 @@ class Length:
     fewest: int = 2_000
     most: int = 50_000
     #: So many times as many by the engine on a CPU, or of few weights, where chains do not agree or
-    #: lack draws: 150,000 steps leave means of 1-50-1 and 2-8-8-8-1 up to .19 sd from NUTS's,
-    #: 250,000 (4 to 9 s of two cores) .15.
-    unmixed: int = 5
+    #: lack draws: means of 1-50-1 are .09 sd from NUTS's after 200,000 steps, .075 after 400,000.
+    unmixed: int = 9
+    #: Effective draws of what is worst where half of these steps are affordable, by the engine:
+    #: with 100 a ring's means are .07 sd from NUTS's and the NLL of outliers .08 above, with 300
+    #: .05 and .04 (5 CPU-seconds); of 5-10-10-1 one run of two ended early, .16 off.
+    cheap_ess: float = 300.0
     #: Where every step is a few milliseconds of operator calls, whatever the network's size.
     most_eager: int = 4_000
     #: The most steps of a run with a target, in units of what it would have without one.

@@ -344,3 +344,21 @@ def test_few_rows_are_one_batch() -> None:
 def test_a_sampler_says_what_it_samples() -> None:
     sampler = Langevin(nn.Linear(3, 2), likelihoods.Categorical(), chains=2)
     assert repr(sampler) == "Langevin(2 chains of 8 weights of a Linear, Categorical)"
+
+
+def test_a_sampler_that_shares_a_network_draws_what_one_with_its_own_does() -> None:
+    """``network_of=``: the first one's copy is used, and neither its prior nor its seed."""
+    x, y = torch.linspace(-1, 1, 60).reshape(20, 3), torch.arange(20) % 3
+    model, options = nn.Linear(3, 3), {"chains": 2, "step_size": 1e-3}
+    first = Langevin(model, likelihoods.Categorical(), seed=1, chains=3, step_size=1e-3)
+    run = {"steps": 12, "batch_size": 10, "burn_in": 4, "progress": False}
+    first.sample((x, y), **run)
+    found = []
+    for other in (first, None):
+        sampler = Langevin(
+            model, likelihoods.Categorical(), seed=7, prior=priors.Gaussian(0.3),
+            network_of=other, **options,
+        )  # fmt: skip
+        assert (sampler.model is first.model) == (other is first)
+        found.append(sampler.sample((x, y), **run).samples)
+    assert all(torch.equal(found[0][k], found[1][k]) for k in found[1])

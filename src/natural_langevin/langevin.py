@@ -102,6 +102,7 @@ class Langevin:
         parallel: str | Layout | DeviceMesh | None = "auto",
         recipe: open_settings.RecipeName | Settings | None = None,
         calibrate: bool = True,
+        network_of: Langevin | None = None,
     ) -> None:
         """A sampler of the weights of ``model``; whatever is None is decided from the data.
 
@@ -145,6 +146,9 @@ class Langevin:
                 "paper" if a step size or dynamics is given, "auto" otherwise.
             calibrate: Whether the rows held out to choose the prior also calibrate the predictions.
                 The draws are the same either way.
+            network_of: A sampler of the same model and likelihood, whose copy of the network this
+                one shares: what was checked of it, and which engines have proved right on it, is
+                not found out again. Not for two threads at once.
         """
         if chains is None and isinstance(init, list | tuple):
             chains = len(init)
@@ -170,19 +174,26 @@ class Langevin:
         )  # fmt: skip
         choose_mode(compile)
         check_hooks(model)
-        own = plain_copy(model)
-        prepare_model(own)
-        likelihoods.attach(own, likelihood)
+        if network_of is None:
+            own = plain_copy(model)
+            prepare_model(own)
+            likelihoods.attach(own, likelihood)
+        else:
+            own = network_of.model
         first = validation.check_parameters(own)[0]
         where = validation.device_of(device) if device is not None else first.device
         mesh = find_processes(parallel, chains=self.chains, device=where)
         if isinstance(mesh, ProcessMesh):
             where = mesh.device
         gpu_build.start(where)
-        validation.to_device(own, where)
-        template = copy.deepcopy(own)  # without hooks, for the networks handed out
-        signature = Signature(own, discrete=likelihood.discrete, raw=likelihood.raw_outputs)
-        network = Network(own, autocast=autocast, signature=signature)
+        if network_of is None:
+            validation.to_device(own, where)
+            template = copy.deepcopy(own)  # without hooks, for the networks handed out
+            signature = Signature(own, discrete=likelihood.discrete, raw=likelihood.raw_outputs)
+            network = Network(own, autocast=autocast, signature=signature)
+        else:
+            template, signature = network_of.problem.template, network_of.signature
+            network = network_of.problem.network
         temperatures = validation.check_temperature(temperature, self.chains)
         power = validation.check_power(likelihood_power, self.chains)
         trainable = network.trainable()
@@ -202,11 +213,13 @@ class Langevin:
             clip=clip,
             anchors=control_variates,
         )
-        self.motion = Motion(
+        self.motion: Motion = Motion(
             problem, given.preconditioner, given.dynamics,
             step_size=None if given.auto else known_step_size(given.step_size),
             mean_rate=mean_rate, start=start, compile=compile,
-            gradients=gradients_of(problem, given.preconditioner),
+            gradients=gradients_of(problem, given.preconditioner)
+            if network_of is None
+            else network_of.motion.gradients,
             start_weights=starts.check_given(start_weights, trainable, template, self.chains),
         )  # fmt: skip
         self._busy, self._checked = threads.OneAtATime(), preparation.StepChecks()
@@ -286,17 +299,6 @@ class Langevin:
             signature=problem.signature,
         )  # fmt: skip
         yield self.motion.on(dataclasses.replace(problem, network=network))
-
-    def share_network(self, other: Langevin) -> None:
-        """Takes over the network of a sampler of the same model and likelihood: what was checked of
-        it, and which engines have proved right on it, need not be found out again."""
-        mine = self.problem
-        problem = dataclasses.replace(
-            other.problem, prior=mine.prior, temperature=mine.temperature, chains=mine.chains,
-            power=mine.power, num_data=mine.num_data,
-        )  # fmt: skip
-        gradients = other.motion.gradients
-        self.motion = dataclasses.replace(self.motion, problem=problem, gradients=gradients)
 
     def __repr__(self) -> str:
         weights = sum(p.numel() for p in self.model.parameters() if p.requires_grad)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -258,3 +259,19 @@ def test_the_law_of_a_subset_and_of_a_short_last_batch() -> None:
         mean = float(target.sum()) / (n + 1)
         assert abs(float(theta.mean()) - mean) < 5 * (variance / chains) ** 0.5
         assert abs(float(theta.var()) / variance - 1) < 5 * (2 / chains) ** 0.5
+
+
+class Arrays(Pairs):
+    """Rows of NumPy's float64, as files and tables give them."""
+
+    def __getitem__(self, row: int):
+        return np.array([row / 40]), np.array([float(row)])
+
+
+@pytest.mark.parametrize("data", [Arrays(), DataLoader(Arrays(), batch_size=10)])
+def test_rows_of_float64_are_taken_in_the_networks_precision(data: object) -> None:
+    sampler = Langevin(nn.Linear(1, 1), likelihoods.Gaussian(1.0), step_size=1e-3, chains=2)
+    posterior = sampler.sample(data, steps=8, burn_in=4, batch_size=10, progress=False)
+    assert posterior.samples["weight"].dtype == torch.float32
+    assert len(posterior.healthy) == 2
+    assert posterior.evaluate(data).nll > 0

@@ -35,6 +35,24 @@ def test_each_kind_against_its_formula() -> None:
     )
 
 
+def test_the_guess_of_skewed_amounts_is_log_normal() -> None:
+    """Its entropy is ln(2 pi e s^2) / 2 + m; with zeros that have a probability, in two parts."""
+    generator = torch.Generator().manual_seed(0)
+    y = (2 + 1.5 * torch.randn(20_000, 1, generator=generator)).exp()
+    entropy = 0.5 * math.log(2 * math.pi * math.e * 1.5**2) + 2
+    assert summary.blind_numbers(y) == pytest.approx(entropy, abs=0.03)
+    plain = torch.randn(20_000, 1, generator=generator)  # beside a component of both signs
+    both = summary.blind_numbers(torch.cat([y, plain], 1))
+    assert both == pytest.approx(entropy + 0.5 * math.log(2 * math.pi * math.e), abs=0.04)
+    some = y * (torch.rand(20_000, 1, generator=generator) < 0.2)
+    parts = 0.2 * entropy - 0.2 * math.log(0.2) - 0.8 * math.log(0.8)
+    assert summary.blind_numbers(some, zeros=True) == pytest.approx(parts, abs=0.03)
+    assert summary.blind_numbers(some) > parts + 0.5  # a density has nothing for a zero
+    one = torch.zeros(50, 1)
+    one[0] = 3.0  # whose spread is not known
+    assert summary.blind_numbers(one, zeros=True) == summary.blind_numbers(one)
+
+
 def test_evaluate_says_what_a_blind_guess_and_one_network_score() -> None:
     x, y = small_run.data()
     posterior = small_run.sample(400, burn_in=200, sampler={"step_size": 0.02})

@@ -28,7 +28,6 @@ LATER = {
     "negative": ((X, Y - 1), "class indices must lie in 0 .. 2"),
     "labels in a column": ((X, Y[:, None]), "do not fit logits"),
     "another width": ((X[:, :2], Y), "cannot take x of shape"),
-    "another dtype": ((X.double(), Y), "x is torch.float64 but the model is torch.float32"),
     "NaN": ((NAN, Y), "NaN or infinite values in 1 of 20"),
     "huge": ((X * 1e30, Y), "holds values up to"),
     "nothing": ((X[:0], Y[:0]), "the batch is empty"),
@@ -42,6 +41,12 @@ def test_a_later_batch_is_refused(name: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         sampler.step(state, batch)
     sampler.step(state, (X[:7], Y[:7]))  # a shorter one is none of them
+
+
+def test_a_later_batch_of_another_precision_is_taken_in_the_networks() -> None:
+    sampler, state = stepped(likelihoods.Categorical(), 3, (X, Y))
+    found, expected = (sampler.step(state, (x, Y))[0].params for x in (X.double(), X))
+    assert all(torch.equal(found[k], expected[k]) for k in expected)
 
 
 @pytest.mark.parametrize(

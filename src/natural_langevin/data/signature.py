@@ -199,17 +199,19 @@ class Signature:
         return list(zip(layout, x.split([p.size for p in layout], -1), strict=True))
 
     def _one(self, value: Any) -> Any:
-        """A tensor as it is. Whole numbers of an array or a frame become real ones, where the
-        network takes no whole ones."""
+        """Real numbers in the network's precision, whole ones of a tensor as they are. Those of an
+        array or a frame become real ones, where the network takes no whole ones."""
         refuse_text(value)
         tensor = as_tensor(value)
         if isinstance(tensor, Tensor) and not tensor.ndim:
             raise TypeError(f"x must have rows, got the number {float(tensor):g}: give x[None]")
-        if isinstance(value, Tensor) or not isinstance(tensor, Tensor):
+        if not isinstance(tensor, Tensor):
             return tensor
         dtype = next((p.dtype for p in self._model.parameters()), torch.get_default_dtype())
         if tensor.is_floating_point():
             return tensor.to(dtype)
+        if isinstance(value, Tensor):
+            return tensor
         try:
             with torch.no_grad():
                 self._model(tensor[:1].to(next(self._model.parameters()).device))

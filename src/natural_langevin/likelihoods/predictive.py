@@ -223,7 +223,7 @@ class Mixture(Distribution):
         low, high = self._bracket(level)
         if not self.is_discrete:
             found = mixtures.search(self.cdf, self._density, level, low, high)
-            least = self._least  # which may have a probability of its own
+            least = self.least  # which may have a probability of its own
             if least is None:
                 return found
             there = self.cdf(torch.full_like(found, least)) >= level
@@ -235,7 +235,7 @@ class Mixture(Distribution):
         return high
 
     @property
-    def _least(self) -> float | None:
+    def least(self) -> float | None:
         """The smallest number that a target can be, if there is one, the same for all."""
         bound = getattr(self._networks.support, "lower_bound", None)
         return float(bound) if isinstance(bound, int | float) else None
@@ -245,8 +245,8 @@ class Mixture(Distribution):
         of which has a probability, more than the level of the interval that they are ends of."""
         before = low - 1 if self.is_discrete else low
         below = self.cdf(before)
-        if self._least is not None:
-            below = below.masked_fill(low <= self._least, 0.0)
+        if self.least is not None:
+            below = below.masked_fill(low <= self.least, 0.0)
         return self.cdf(high) - below
 
     def crps(self, y: Tensor) -> Tensor:

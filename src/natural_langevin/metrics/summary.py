@@ -123,7 +123,6 @@ class RegressionScores:
         squared = (mean - y).square().reshape(len(y), -1).sum(1)
         levels = torch.tensor(LEVELS, dtype=torch.float64)
         lower, upper = law.icdf((1 - levels) / 2), law.icdf((1 + levels) / 2)
-        guess = blind_counts if law.is_discrete else blind_numbers
         return RegressionScores(
             count=len(y),
             nll=float(-law.log_prob(y).mean()),
@@ -135,7 +134,7 @@ class RegressionScores:
             },
             risk_coverage_area=selective.risk_coverage(inside, squared).area,
             ood_auroc=None if outside is None else selective.ood_auroc(inside, outside),
-            blind_nll=guess(y) if _varied(y) else None,
+            blind_nll=_blind(law, y) if _varied(y) else None,
             claimed=None if law.is_normal else {
                 level: float(law.between(low, high).mean())
                 for level, low, high in zip(LEVELS, lower, upper, strict=True)
@@ -266,12 +265,29 @@ def blind_classes(y: Tensor, count: int) -> float:
     return float(-torch.special.xlogy(p, p).sum())
 
 
-def blind_numbers(y: Tensor) -> float:
+def _blind(law: Mixture, y: Tensor) -> float:
+    """Of targets of the kind that the predictive distribution is one of."""
+    return blind_counts(y) if law.is_discrete else blind_numbers(y, zeros=law.least == 0)
+
+
+def blind_numbers(y: Tensor, *, zeros: bool = False) -> float:
     """-ln p per sample (B, ...) of a normal distribution with every component's own mean and
-    standard deviation, summed over the components."""
+    standard deviation, or of a log-normal one where that is better, summed over the components.
+
+    ``zeros``: 0 has a probability, with which no density is to be compared; where there are zeros
+    it is their share, and positive numbers are log-normal."""
     y = y.double().reshape(len(y), -1)
     spread = y.std(0, correction=0).clamp_min(torch.finfo(torch.float64).tiny ** 0.25)
-    return float(-Normal(y.mean(0), spread).log_prob(y).sum(1).mean())
+    normal = -Normal(y.mean(0), spread).log_prob(y).mean(0)
+    there = (y > 0).double()
+    logarithm, share = y.where(y > 0, 1.0).log(), there.mean(0)
+    mean = (there * logarithm).mean(0) / share
+    variance = (there * (logarithm - mean).square()).mean(0) / share
+    amounts = share * (0.5 * (2 * math.pi * math.e * variance).log() + mean)
+    amounts -= torch.special.xlogy(share, share) + torch.special.xlogy(1 - share, 1 - share)
+    known = (variance > 0) & (y >= 0).all(0)
+    either = torch.where(known & (share == 1), torch.minimum(normal, amounts), normal)
+    return float(torch.where(known & (share < 1) & zeros, amounts, either).sum())
 
 
 def blind_counts(y: Tensor) -> float:

@@ -258,9 +258,9 @@ class TableFit:
             num_data=max(1, round((self.num_data or total) * rows / total)),
             device=self.device,
             prior_scale=prior_scale,
+            network_of=self.samplers.get(view),
         )
-        if (first := self.samplers.setdefault(view, found)) is not found:
-            found.share_network(first)
+        self.samplers.setdefault(view, found)
         return found
 
     def _folder(self, name: str) -> Path | None:

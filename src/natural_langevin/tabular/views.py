@@ -57,8 +57,10 @@ class View:
         num_data: int | None,
         device: str | None,
         prior_scale: float | None = None,
+        network_of: Langevin | None = None,
     ) -> Langevin:
-        """A sampler by the recipe; ``prior_scale``: the prior's, where it is known already."""
+        """A sampler by the recipe; ``prior_scale``: the prior's, where it is known already;
+        ``network_of``: another of this view, whose network it shares."""
         settings = self.settings
         prior = self._prior()
         if prior is None and prior_scale is not None:
@@ -78,6 +80,7 @@ class View:
             device=device,
             recipe=open_settings.for_tables(),
             calibrate=False,  # ``weighing`` does, for all views together
+            network_of=network_of,
         )
 
     def _prior(self) -> priors.Prior | None:

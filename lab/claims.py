@@ -587,13 +587,14 @@ def decided() -> str:
          "or more"),
         ("minibatch", f"1/{c.batch.part} of the data, {c.batch.fewest} to {c.batch.most} rows; "
                       f"all of fewer than {2 * c.batch.fewest}"),
-        ("step size", f"{c.step_size.steepness:g} / λ, or less: minibatches may add "
+        ("step size", f"{c.step_size.steepness:g} / λ, {c.cheap.steepness:g} / λ where "
+         f"steps are cheap ({c.cheap.steps:,} affordable), or less: minibatches may add "
          f"{c.step_size.heat:g} to the temperature"),
         ("steps", f"until the chains agree, at {c.end.rows} rows and around them, by the R-hat of "
-         f"`diagnose`, with {c.end.ess:g} effective draws of the worst ({c.length.cheap_ess:g} "
-         f"where steps are cheap, {c.step_size.ess:g} of few weights): {c.end.first_steps:,} steps "
-         f"at least, otherwise parts {c.end.growth} times as long, up to "
-         f"{c.length.unmixed * c.length.most:,} (tables {c.length.most:,}) or a budget of "
+         f"`diagnose`, with {c.end.ess:g} effective draws of the worst ({c.cheap.ess:g} "
+         f"where steps are cheap and targets real, {c.step_size.ess:g} of few weights): "
+         f"{c.end.first_steps:,} steps at least, otherwise parts {c.end.growth} times as long, up to "
+         f"{c.cheap.unmixed * c.length.most:,} (tables {c.length.most:,}) or a budget of "
          "operations (tens of seconds on a CPU)"),
         ("burn-in", "a third; a ninth of later parts"),
         ("draws", f"about {c.cost.most_draws} per chain, {c.cost.fewest_draws} at least if "

@@ -73,7 +73,7 @@ def _short_end(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
         usual = open_settings.DEFAULT
         fewer = replace(
-            usual, length=replace(usual.length, unmixed=1),
+            usual, length=replace(usual.length, unmixed=1), cheap=None,
             step_size=replace(usual.step_size, ess=usual.end.ess),
         )  # fmt: skip
         monkeypatch.setattr(open_settings, "DEFAULT", fewer)

@@ -110,7 +110,7 @@ QUOTED: dict[str, dict[str, Callable[[], Sequence[float]]]] = {
     "docs/how_long.md": {
         "What 1,000 steps": lambda: [1000],
         "2,000 to 450,000 steps": lambda: [
-            RECIPE.length.fewest, RECIPE.length.unmixed * RECIPE.length.most,
+            RECIPE.length.fewest, RECIPE.cheap.unmixed * RECIPE.length.most,
         ],
     },
     "docs/learning_coefficients.md": {

@@ -25,6 +25,7 @@ class Costs(NamedTuple):
     multiplications: float  # M; at least the number of trainable weights
     budget: Budget
     settings: Settings
+    native: bool = False  # whether its layers are ones that the engine knows
 
     @property
     def per_sample(self) -> float:
@@ -34,6 +35,11 @@ class Costs(NamedTuple):
     def rows_of_step(self, steps: int, chains: int) -> int:
         """Rows of a minibatch of each of so many chains, where the budget has so many steps."""
         return int(self.budget.work / (steps * chains * self.per_sample))
+
+    def are_cheap(self, batch: int, chains: int) -> bool:
+        """Whether a run can afford to be exact."""
+        rule = self.settings.cheap
+        return rule is not None and self.native and batch <= self.rows_of_step(rule.steps, chains)
 
     def fewest_steps(self, num_data: float, batch: int, chains: int) -> int:
         """The least number of steps of a run whose length was not given, whatever they cost."""
@@ -92,7 +98,7 @@ def of_problem(problem: Problem, x: Tensor, settings: Settings) -> Costs:
     if chain is not None:
         places = any(spec.places is not None for spec in chain)
         budget = known.places if places else known.usual
-        return Costs(work.products(network, chain), budget, settings)
+        return Costs(work.products(network, chain), budget, settings, native=not places)
     if weights <= settings.step_size.most_weights and not work.reuses(network.model):
         return Costs(weights, known.usual, settings)
     return Costs(max(weights, work.counted(problem, x)), known.eager, settings)

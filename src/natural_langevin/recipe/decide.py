@@ -257,6 +257,9 @@ def _by_recipe(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> 
             if batch_size < num_data
             else "all rows: two minibatches would not fit"
         )
+    if costs.are_cheap(batch_size, problem.chains.count):
+        settings = settings.where_cheap(discrete=problem.likelihood.discrete)
+        given, costs = replace(given, settings=settings), costs._replace(settings=settings)
     begin, downhill, why = motion.start, False, "given"
     if begin == "auto":
         begin, downhill = starts.better(problem, (x, y), settings.start)

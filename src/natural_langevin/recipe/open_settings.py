@@ -34,9 +34,8 @@ DEFAULT = Settings()
 def for_tables() -> Settings:
     """The constants of tables, whose predictions gain nothing by the longest runs, nor by all
     curvatures of a linear model."""
-    short = replace(DEFAULT.length, unmixed=1, cheap_ess=DEFAULT.end.ess, warns=False)
     return replace(
-        DEFAULT, length=short,
+        DEFAULT, length=replace(DEFAULT.length, unmixed=1, warns=False), cheap=None,
         step_size=replace(DEFAULT.step_size, most_weights=0),
     )  # fmt: skip
 

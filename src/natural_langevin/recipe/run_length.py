@@ -52,11 +52,10 @@ def choose(
         steps = min(max(length.fewest, wanted), affordable)
         if burn_in is None and thin is None:
             few = choice.slowest is not None  # weights, of which all curvatures are known
-            native = choice.way == "native"
-            most = (length.unmixed if few or native else 1) * _most(choice.way, settings)
-            cheap = length.cheap_ess if native and most <= 2 * affordable else settings.end.ess
-            rule = replace(settings.end, ess=settings.step_size.ess if few else cheap)
-            end = OpenEnd(steps, max(steps, min(affordable, most)), rule)
+            longer = length.unmixed if few or choice.way == "native" else 1
+            most = min(affordable, longer * _most(choice.way, settings))
+            rule = replace(settings.end, ess=settings.step_size.ess) if few else settings.end
+            end = OpenEnd(steps, max(steps, most), rule)
         reason = (
             f"{budget.relaxations} relaxation times of directions that only the prior determines"
         )

@@ -116,7 +116,7 @@ def quickest(usual: Pace, curvatures: Sequence[float], epochs: Epochs) -> Pace:
 def friction_of_network(usual: Pace, heat: float, limits: StepSize) -> float:
     """The friction of a network; ``heat`` is that of minibatches at the pace ``usual``.
 
-    >>> paces = [Pace(eta, 0.1) for eta in (1e-4, 1.6e-3, 0.04)]
+    >>> paces = [Pace(eta, 0.1) for eta in (1e-4, 4e-4, 0.04)]
     >>> [round(friction_of_network(pace, 1e-3, StepSize()), 3) for pace in paces]
     [0.01, 0.02, 0.1]
     """

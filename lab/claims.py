@@ -593,8 +593,8 @@ def decided() -> str:
         ("steps", f"until the chains agree, at {c.end.rows} rows and around them, by the R-hat of "
          f"`diagnose`, with {c.end.ess:g} effective draws of the worst ({c.cheap.ess:g} "
          f"where steps are cheap and targets real, {c.step_size.ess:g} of few weights): "
-         f"{c.end.first_steps:,} steps at least, otherwise parts {c.end.growth} times as long, up to "
-         f"{c.cheap.unmixed * c.length.most:,} (tables {c.length.most:,}) or a budget of "
+         f"{c.end.first_steps:,} steps at least, otherwise parts {c.end.growth} times as long, up "
+         f"to {c.cheap.unmixed * c.length.most:,} (tables {c.length.most:,}) or a budget of "
          "operations (tens of seconds on a CPU)"),
         ("burn-in", "a third; a ninth of later parts"),
         ("draws", f"about {c.cost.most_draws} per chain, {c.cost.fewest_draws} at least if "

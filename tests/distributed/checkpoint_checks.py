@@ -195,6 +195,7 @@ def check_full_disk_at_one_rank(group: Group, folder: Path) -> Any:
 
 def check_after_the_full_disk(group: Group, folder: Path) -> Any:
     here = folder / "full"
+    group.barrier("every rank is done with what failed")
     before = names_in(here)
     group.barrier("looked at")
     found = [loaded(group, here)]

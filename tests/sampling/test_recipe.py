@@ -256,8 +256,8 @@ def test_a_run_whose_chains_disagree_is_followed(monkeypatch: pytest.MonkeyPatch
     short = dataclasses.replace(USUAL.cost.usual, relaxations=1)
     net = models.mlp(2, 1, (32,), activation=nn.Tanh)
     settings = changed(
-        length={"fewest": 200, "most": 1000, "unmixed": 2}, cost={"usual": short},
-        end={"first_steps": 100},
+        dataclasses.replace(USUAL, cheap=None), cost={"usual": short}, end={"first_steps": 100},
+        length={"fewest": 200, "most": 1000, "unmixed": 2},
     )  # fmt: skip
     sampler = Langevin(
         net, likelihoods.Gaussian(0.3), prior=priors.Gaussian(1.0), chains=2, recipe=settings

@@ -32,8 +32,8 @@ DEFAULT = Settings()
 
 
 def for_tables() -> Settings:
-    """The constants of tables, whose predictions gain nothing by the longest runs, nor by all
-    curvatures of a linear model."""
+    """The constants of tables, which have a length of their own (``LONGER`` in
+    ``tabular.crossvalidation``) and gain nothing by all curvatures of a linear model."""
     return replace(
         DEFAULT, length=replace(DEFAULT.length, unmixed=1, warns=False), cheap=None,
         step_size=replace(DEFAULT.step_size, most_weights=0),

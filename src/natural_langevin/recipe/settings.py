@@ -251,7 +251,8 @@ class Cheap:
     #: the data is many of the noise's, and with 100 draws the NLL of such rows is .1 to .3 above
     #: NUTS's. Probabilities are bounded.
     ess: float = 300.0
-    #: In place of ``Length.unmixed``: 1-50-1 was .088 sd off after 250,000 steps, .076 after 450,000.
+    #: In place of ``Length.unmixed``: 1-50-1 was .088 sd off after 250,000 steps, and .076 after
+    #: 450,000.
     unmixed: int = 9
 
 

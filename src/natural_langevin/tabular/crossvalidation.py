@@ -51,7 +51,8 @@ PART, FEWEST_STEPS, DRAWS = 4, 500, 25
 #: is, rows of it that they are asked for, and different dates that it takes.
 PARTS, MOST_LATER, FEWEST_TIMES = (0.5, 0.75), 250, 30
 #: The run on all rows may have so many times the usual steps, while its chains do not agree: of 18
-#: fits 17 gain by three, up to .12 nats with little noise; five give no more (lab/notes/tabular.md).
+#: fits 17 gain by three, those of little noise up to .12 nats; five give no more
+#: (lab/notes/tabular.md).
 LONGER = 3
 #: Where a call has so many seconds: the part of them for the first plan, and when folds are over.
 PLANNING, COMPARING = 0.3, 0.45

@@ -38,7 +38,7 @@ from natural_langevin import metrics
 from natural_langevin.cli.experiments.origin import origin
 
 COLUMNS = ("seconds", "method", "took", "NLL", "NLL above ours", "accuracy", "ECE", "OOD AUROC",
-           "seeds")  # fmt: skip
+           "agreement", "total variation", "seeds")  # fmt: skip
 KEYS = ("problem", "method", "budget", "seed")
 
 
@@ -65,6 +65,10 @@ def row(problem: str, path: Path, method: str, seconds: float, seed: int, device
         "ece": metrics.expected_calibration_error(p, y), "confidence": float(p.amax(-1).mean()),
         "predicting": time.perf_counter() - began - took,
     }  # fmt: skip
+    if given.reference is not None:
+        reference = given.reference.cpu()
+        found["agreement"] = metrics.agreement(p, reference)
+        found["total variation"] = metrics.total_variation(p, reference)
     if given.outside is not None:
         q = predict(given.outside).detach().float().cpu()
         inside, outside = (-(v * v.clamp_min(1e-30).log()).sum(-1) for v in (p, q))
@@ -87,7 +91,7 @@ def summary(rows: list[dict[str, Any]]) -> list[list[str]]:
         same = [r for r in rows if (r["problem"], r["budget"], r["method"]) == key]
         fine = [r for r in same if "nll" in r]
         if not fine:
-            lines.append([key[0], f"{key[1]:g}", key[2], same[0]["error"][:60], *[""] * 5, "0"])
+            lines.append([key[0], f"{key[1]:g}", key[2], same[0]["error"][:60], *[""] * 7, "0"])
             continue
         pairs = [(r, own.get((r["problem"], r["budget"], r["seed"]))) for r in fine]
         above = [r["nll"] - one["nll"] for r, one in pairs if one is not None and one is not r]
@@ -102,7 +106,8 @@ def summary(rows: list[dict[str, Any]]) -> list[list[str]]:
 
         shown = [cell("took", 0), cell("nll", 4), f"{mean(above):+.4f}{error}" if above else "",
                  cell("accuracy", 4), cell("ece", 3)]  # fmt: skip
-        lines.append([key[0], f"{key[1]:g}", key[2], *shown, cell("ood", 3), str(len(fine))])
+        lines.append([key[0], f"{key[1]:g}", key[2], *shown, cell("ood", 3),
+                      cell("agreement", 4), cell("total variation", 4), str(len(fine))])  # fmt: skip
     return lines
 
 

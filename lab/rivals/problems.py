@@ -11,7 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lab.data import cifar10
 from lab.defaults import dozen
+from lab.fidelity import problem as fidelity
+from lab.models import FilterResponseNorm
 from natural_langevin import data
 from natural_langevin.cli.experiments.bench_networks import GPT
 
@@ -29,6 +32,8 @@ class Problem:
     test_x: Tensor
     test_y: Tensor
     outside: Tensor | None = None  # inputs of another kind
+    reference: Tensor | None = None  # the posterior's test probabilities, where they are known
+    prior: float = 1.0  # variance of the weights, for who is told
 
     def to(self, device: str) -> Problem:
         moved = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
@@ -67,15 +72,117 @@ def fashion(path: Path, rows: int | None) -> Problem:
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:rows]
     tests = torch.randperm(len(test_x), generator=torch.Generator().manual_seed(1))[:rows]
     mean, deviation = x[order].mean(), x[order].std()
-    try:
-        digits = data.mnist(download=False).test_x.reshape(-1, 1, 28, 28)
-    except (OSError, ValueError, RuntimeError):
-        digits = None
+    digits = _digits()
     return Problem(
         lenet, (x[order] - mean) / deviation, y[order],
         (test_x[tests] - mean) / deviation, test_y[tests],
-        None if digits is None else (digits[:rows] - mean) / deviation,
+        None if digits is None else (digits[:rows].reshape(-1, 1, 28, 28) - mean) / deviation,
     )  # fmt: skip
+
+
+class Residual(nn.Module):
+    """norm(body(x) + shortcut(x))."""
+
+    def __init__(self, body: nn.Module, shortcut: nn.Module, norm: nn.Module) -> None:
+        super().__init__()
+        self.body, self.shortcut, self.norm = body, shortcut, norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.body(x) + self.shortcut(x))
+
+
+def _layer(inputs: int, outputs: int, side: int = 3, stride: int = 1, *, norm: bool = True,
+           bias: bool = False) -> list[nn.Module]:  # fmt: skip
+    conv = nn.Conv2d(inputs, outputs, side, stride, side // 2, bias=bias)
+    return [conv, FilterResponseNorm(outputs)] if norm else [conv]
+
+
+def _head(inputs: int, rate: float) -> list[nn.Module]:
+    drop = [nn.Dropout(rate)] if rate else []
+    return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), *drop, nn.Linear(inputs, 10)]
+
+
+def resnet7(rate: float) -> nn.Module:
+    """ResNet-7 with filter response norms, as SMILE's code has it."""
+    last = nn.Sequential(*_layer(128, 128, bias=True))
+    return nn.Sequential(
+        *_layer(3, 32, bias=True), *_layer(32, 64, bias=True), nn.MaxPool2d(2),
+        *_layer(64, 64, bias=True), *_layer(64, 128, bias=True), nn.MaxPool2d(2),
+        *_layer(128, 128, bias=True), nn.MaxPool2d(2), Residual(last, nn.Identity(), nn.Identity()),
+        *_head(128, rate),
+    )  # fmt: skip
+
+
+def resnet18(rate: float) -> nn.Module:
+    """ResNet-18 with filter response norms, as SMILE's code has it."""
+
+    def block(inputs: int, outputs: int, stride: int) -> nn.Module:
+        body = [*_layer(inputs, outputs, 3, stride), *_layer(outputs, outputs, norm=False)]
+        shortcut = _layer(inputs, outputs, 1, stride) if stride > 1 else [nn.Identity()]
+        return Residual(nn.Sequential(*body), nn.Sequential(*shortcut), FilterResponseNorm(outputs))
+
+    stages = [(64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)]
+    blocks = [part for a, b, stride in stages for part in (block(a, b, stride), block(b, b, 1))]
+    return nn.Sequential(*_layer(3, 64), nn.MaxPool2d(3, 2, 1), *blocks, *_head(512, rate))
+
+
+def cifar(network: Callable[[float], nn.Module]) -> Callable[[Path, int | None], Problem]:
+    """CIFAR-10, as it is, of a folder with its files; outside are MNIST's test digits, where they
+    are at hand."""
+
+    def made(path: Path, rows: int | None) -> Problem:
+        found = cifar10(path)
+        mean, deviation = found.train_x.mean((0, 1, 2)), found.train_x.std((0, 1, 2))
+
+        def prepared(x: Tensor) -> Tensor:
+            return ((x - mean) / deviation).movedim(-1, 1).contiguous()
+
+        x, y, test_x, test_y = (
+            v[:rows] for v in (found.train_x, found.train_y, found.test_x, found.test_y)
+        )
+        digits = _digits()
+        return Problem(
+            network, prepared(x), y, prepared(test_x), test_y,
+            None if digits is None else prepared(fidelity.in_colour(digits)[:rows]),
+        )  # fmt: skip
+
+    return made
+
+
+def resnet20(rate: float) -> nn.Module:
+    """ResNet-20 of ``lab.models``, whose posterior is known."""
+
+    def layer(inputs: int, outputs: int, side: int, stride: int) -> list[nn.Module]:
+        pad = [nn.ZeroPad2d((0, 1, 0, 1))] if stride > 1 and side > 1 else []
+        around = 0 if stride > 1 else side // 2
+        return [*pad, nn.Conv2d(inputs, outputs, side, stride, around), FilterResponseNorm(outputs)]
+
+    def block(inputs: int, outputs: int, stride: int) -> nn.Module:
+        body = [*layer(inputs, outputs, 3, stride), nn.SiLU(), *layer(outputs, outputs, 3, 1)]
+        shortcut = layer(inputs, outputs, 1, stride) if stride > 1 else [nn.Identity()]
+        return Residual(nn.Sequential(*body), nn.Sequential(*shortcut), nn.SiLU())
+
+    stages = [(16, 16, 1), (16, 32, 2), (32, 64, 2)]
+    blocks = [block(*shape) for a, b, s in stages for shape in ((a, b, s), (b, b, 1), (b, b, 1))]
+    return nn.Sequential(*layer(3, 16, 3, 1), nn.SiLU(), *blocks, *_head(64, rate))
+
+
+def hmc(path: Path, rows: int | None) -> Problem:
+    """CIFAR-10 and ResNet-20 as ``lab.fidelity`` has them, with HMC's predictions."""
+    found = fidelity.cifar(path)
+    x, test_x = (v.movedim(-1, 1).contiguous()[:rows] for v in (found.x, found.test_x))
+    return Problem(
+        resnet20, x, found.y[:rows], test_x, found.test_y[:rows], None, found.reference[:rows],
+        fidelity.PRIOR_VARIANCE,
+    )  # fmt: skip
+
+
+def _digits() -> Tensor | None:
+    """MNIST's test digits, where they are at hand."""
+    try:
+        return data.mnist(download=False).test_x
+    except (OSError, ValueError, RuntimeError):
+        return None
 
 
 def small(path: Path, rows: int | None) -> Problem:
@@ -143,6 +250,9 @@ def shakespeare(path: Path, rows: int | None) -> Problem:
 
 PROBLEMS: dict[str, Callable[[Path, int | None], Problem]] = {
     "fashion": fashion,
+    "resnet7": cifar(resnet7),
+    "resnet18": cifar(resnet18),
+    "hmc": hmc,
     "shakespeare": shakespeare,
     "small": small,
     "table": table,

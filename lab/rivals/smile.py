@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lab.models import FilterResponseNorm
 from lab.rivals.many import Clock, Many, Stack, nll
-from lab.rivals.problems import Problem
+from lab.rivals.problems import Problem, Residual
 from natural_langevin.cli.experiments.bench_networks import GPT, Attention, Block
 
 MOST = 100  # draws that are kept
@@ -40,18 +41,25 @@ IMAGES = Settings((1e-2, 1e-3, 1e-4), 512, 100, {
     "SMILET": TUNED,
     "NOISYSMILE": {"reset_prob": 1.0, "adaption_prob": 0.0, "adaption_strength": 0.0},
 })  # fmt: skip
+#: resnet7/image_class_smile_cifar_medium.yaml, resnet18/image_class_smile_cifar.yaml and theirs of
+#: pSMILE, with the grid of step_size_search.yaml and main_search.yaml; draws are closer.
+COLOURS = Settings((1e-2, 1e-3, 1e-4, 1e-5), 512, 5, {"SMILET": TUNED, "NOISYSMILE": TUNED})
 #: nanogpt/cfg_char_smile.yaml, cfg_char_psmile.yaml and search.yaml; draws are closer.
 TEXT = Settings((2e-6, 2e-5, 2e-4, 2e-3), 128, 5, {"SMILET": TUNED, "NOISYSMILE": TUNED})
 
 
-def forward(module: nn.Module, weights: dict[str, Any], x: Any, name: str = "") -> Any:
-    """The outputs of a module in jax, whose weights' names begin with ``name``; convolutions have
-    stride 1."""
+def forward(
+    module: nn.Module, weights: dict[str, Any], x: Any, name: str = "", *, together: bool = True
+) -> Any:
+    """The outputs of a module in jax, whose weights' names begin with ``name``; ``together``: of
+    several networks at once, and convolutions have stride 1."""
     import jax
     import jax.numpy as jnp
 
     def of(child: str, x: Any) -> Any:
-        return forward(module.get_submodule(child), weights, x, f"{name}{child}.")
+        return forward(
+            module.get_submodule(child), weights, x, f"{name}{child}.", together=together
+        )
 
     weight, bias = (weights.get(f"{name}{k}") for k in ("weight", "bias"))
     match module:
@@ -60,8 +68,17 @@ def forward(module: nn.Module, weights: dict[str, Any], x: Any, name: str = "") 
                 x = of(child, x)
             return x
         case nn.Conv2d():
-            assert bias is not None
-            return _convolved(x, weight, int(module.padding[0])) + bias[:, None, None]
+            padding, stride = int(module.padding[0]), int(module.stride[0])
+            x = (_convolved if together else _strided)(x, weight, padding, stride)
+            return x if bias is None else x + bias[:, None, None]
+        case Residual():
+            return of("norm", of("body", x) + of("shortcut", x))
+        case FilterResponseNorm():
+            gain, shift, threshold = (
+                weights[f"{name}{k}"][:, None, None] for k in ("weight", "bias", "threshold")
+            )
+            square = (x**2).mean((2, 3), keepdims=True)
+            return jnp.maximum(gain * x / jnp.sqrt(square + module.eps) + shift, threshold)
         case nn.Linear():
             assert weight is not None
             return x @ weight.T + bias
@@ -70,6 +87,11 @@ def forward(module: nn.Module, weights: dict[str, Any], x: Any, name: str = "") 
         case nn.LayerNorm():
             apart = x - x.mean(-1, keepdims=True)
             return apart / jnp.sqrt((apart**2).mean(-1, keepdims=True) + module.eps) * weight + bias
+        case nn.ZeroPad2d():
+            left, right, top, bottom = module.padding
+            return jnp.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
+        case nn.SiLU():
+            return jax.nn.silu(x)
         case nn.ReLU():
             return jax.nn.relu(x)
         case nn.GELU():
@@ -79,6 +101,16 @@ def forward(module: nn.Module, weights: dict[str, Any], x: Any, name: str = "") 
             n, c, h, w = x.shape
             x = x[:, :, : h // k * k, : w // k * k]
             return x.reshape(n, c, h // k, k, w // k, k).mean((3, 5))
+        case nn.MaxPool2d():
+            k, stride, pad = (int(v) for v in (module.kernel_size, module.stride, module.padding))  # type: ignore[arg-type]
+            around = ((0, 0), (0, 0), (pad, pad), (pad, pad))
+            return jax.lax.reduce_window(
+                x, -jnp.inf, jax.lax.max, (1, 1, k, k), (1, 1, stride, stride), around
+            )
+        case nn.AdaptiveAvgPool2d():  # to one pixel
+            return x.mean((2, 3))
+        case nn.Identity():
+            return x
         case nn.Flatten():
             return x.reshape(len(x), -1)
         case Attention():
@@ -98,7 +130,14 @@ def forward(module: nn.Module, weights: dict[str, Any], x: Any, name: str = "") 
     raise ValueError(f"SMILE's rows have no {type(module).__name__} in jax")
 
 
-def _convolved(x: Any, weight: Any, padding: int) -> Any:
+def _strided(x: Any, weight: Any, padding: int, stride: int) -> Any:
+    import jax
+
+    around = ((padding, padding), (padding, padding))
+    return jax.lax.conv_general_dilated(x, weight, (stride, stride), around)
+
+
+def _convolved(x: Any, weight: Any, padding: int, stride: int) -> Any:
     """By patches and one product: convolutions of several networks at once would be grouped ones,
     which are slow."""
     import jax.numpy as jnp
@@ -114,7 +153,7 @@ def _convolved(x: Any, weight: Any, padding: int) -> Any:
 class Chains:
     """Chains of one of their kernels, from weights (chain, *shape)."""
 
-    def __init__(self, kernel: str, many: Many, seed: int) -> None:
+    def __init__(self, kernel: str, many: Many, seed: int, variance: float) -> None:
         import jax
         import jax.numpy as jnp
 
@@ -123,18 +162,27 @@ class Chains:
         from src.kernels import smile  # type: ignore[import-not-found]
 
         self.jax, self.jnp, self.many = jax, jnp, many
-        self.settings = IMAGES if many.y.ndim == 1 else TEXT
+        #: A residual network fills a GPU alone.
+        together = not any(isinstance(m, Residual) for m in many.network.modules())
+        self.settings = (IMAGES if together else COLOURS) if many.y.ndim == 1 else TEXT
         self.x, self.y = (jnp.asarray(v.cpu().numpy()) for v in (many.x, many.y))
         parts = len(self.x) // self.settings.batch or 1
 
         def log_posterior(position: Any, x: Any, y: Any) -> Any:
-            logits = jax.nn.log_softmax(forward(many.network, position, x))
-            prior = sum(jnp.square(v).sum() for v in jax.tree.leaves(position)) / 2
+            logits = jax.nn.log_softmax(forward(many.network, position, x, together=together))
+            prior = sum(jnp.square(v).sum() for v in jax.tree.leaves(position))
+            prior /= 2 * variance
             return parts * jnp.take_along_axis(logits, y[..., None], -1).sum() - prior
 
         class Together(getattr(smile, kernel)):  # type: ignore[misc]
             def _compile_sample_step(self, **given: Any) -> None:
-                self.one = jax.vmap(partial(self._sample_step, **given), in_axes=(0, 0, 0, None))
+                step = partial(self._sample_step, **given)
+                if together:
+                    self.one = jax.vmap(step, in_axes=(0, 0, 0, None))
+                else:
+                    self.one = lambda state, keys, rows, _: jax.lax.map(
+                        lambda one: step(*one, 0.0), (state, keys, rows)
+                    )
 
         self.kind = Together
         self.made = partial(
@@ -181,7 +229,7 @@ def sampled(
 ) -> Callable[[Tensor], Tensor]:
     """Two tenths of the time for the grid of step sizes, a third of the rest for burn-in."""
     (x, y), count = problem.held_out, many.count
-    chains, total = Chains(kernel, many, seed), None
+    chains, total = Chains(kernel, many, seed, problem.prior), None
     grid = torch.tensor(chains.settings.grid)
     sizes = grid.repeat(-(-count // len(grid)))[:count]
     chains.begin(start, sizes)

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from lab.models import resnet_frn
 from lab.rivals import analytical, dynamics, effective, smile
 from lab.rivals.__main__ import COLUMNS, summary, with_table
 from lab.rivals.many import Many, nll
 from lab.rivals.methods import METHODS, adamw
-from lab.rivals.problems import Problem, lenet
+from lab.rivals.problems import Problem, lenet, resnet7, resnet18, resnet20
 from natural_langevin.cli.experiments.bench_networks import GPT
 
 
@@ -72,12 +73,22 @@ def test_the_nll_of_a_mixture_and_the_table() -> None:
     rows = [same | {"seed": 0}, same | {"seed": 1, "nll": 0.7}, failed, *own]
     lines = summary(rows)
     assert lines[0] == ["small", "5", "ivon", "4 ± 0", "0.6000 ± 0.1414", "+0.1500 ± 0.0500",
-                        "0.8000 ± 0.0000", "0.100 ± 0.000", "", "2"]  # fmt: skip
+                        "0.8000 ± 0.0000", "0.100 ± 0.000", "", "", "", "2"]  # fmt: skip
     assert lines[1][3] == "no"
     assert lines[2][5] == ""
     assert all(len(line) == len(COLUMNS) + 1 for line in lines)
     page = with_table("<!-- rivals:begin -->\n<!-- rivals:end -->", {"rows": rows})
     assert "| small | 5 | ivon |" in page
+
+
+def test_the_residual_networks_posterior_is_the_known_one() -> None:
+    """The same function of the same weights as the network of lab.models."""
+    torch.manual_seed(0)
+    theirs, own, x = resnet_frn(), resnet20(0.0), torch.randn(2, 3, 32, 32)
+    for a, b in zip(theirs.parameters(), own.parameters(), strict=True):
+        b.data = a.data + 0.1 * torch.randn(a.shape)
+        a.data = b.data
+    torch.testing.assert_close(own(x), theirs(x.movedim(1, -1)), atol=1e-4, rtol=1e-4)
 
 
 def test_the_last_tenth_is_held_out() -> None:
@@ -109,6 +120,9 @@ def test_effective_samples_per_second_of_independent_draws() -> None:
 
 INPUTS = {
     "lenet": (lambda: lenet(0.0), torch.randn(3, 1, 28, 28)),
+    "resnet7": (lambda: resnet7(0.0), torch.randn(2, 3, 32, 32)),
+    "resnet18": (lambda: resnet18(0.0), torch.randn(2, 3, 32, 32)),
+    "resnet20": (lambda: resnet20(0.0), torch.randn(2, 3, 32, 32)),
     "gpt": (lambda: GPT(2, 8, 5, 7, 2), torch.randint(0, 7, (3, 5))),
 }
 
@@ -119,8 +133,12 @@ def test_a_network_in_jax_is_torchs(name: str) -> None:
     torch.manual_seed(0)
     make, x = INPUTS[name]
     network = make()
+    with torch.no_grad():
+        for p in network.parameters():
+            p.add_(0.1 * torch.randn(p.shape) * (p.ndim == 1))
     weights = {k: jax.numpy.asarray(p.detach().numpy()) for k, p in network.named_parameters()}
-    found = smile.forward(network, weights, jax.numpy.asarray(x.numpy()))
+    together = "resnet" not in name
+    found = smile.forward(network, weights, jax.numpy.asarray(x.numpy()), together=together)
     torch.testing.assert_close(torch.tensor(found.tolist()), network(x), atol=1e-5, rtol=1e-4)
 
 

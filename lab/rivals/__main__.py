@@ -106,8 +106,8 @@ def summary(rows: list[dict[str, Any]]) -> list[list[str]]:
 
         shown = [cell("took", 0), cell("nll", 4), f"{mean(above):+.4f}{error}" if above else "",
                  cell("accuracy", 4), cell("ece", 3)]  # fmt: skip
-        lines.append([key[0], f"{key[1]:g}", key[2], *shown, cell("ood", 3),
-                      cell("agreement", 4), cell("total variation", 4), str(len(fine))])  # fmt: skip
+        shown += [cell("ood", 3), cell("agreement", 4), cell("total variation", 4)]
+        lines.append([key[0], f"{key[1]:g}", key[2], *shown, str(len(fine))])
     return lines
 
 

@@ -131,7 +131,7 @@ def test_a_pilot_goes_on_while_curvature_changes_and_steps_are_cheap(
     moments = itertools.count(step=1000.0)
     monkeypatch.setattr(step_size, "clock", lambda: next(moments))
     sampler.plan(data, seconds=5.0)
-    assert seen == [1, 50]  # more would take longer than the whole call may
+    assert seen == [1]  # more would take longer than the whole call may
 
 
 @pytest.mark.parametrize("native", [False, True])

@@ -20,6 +20,7 @@ from natural_langevin._internal.chains import Params, dot
 from natural_langevin._internal.light_autograd import autograd_grad
 from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
+from natural_langevin.run.time_limit import NO_LIMIT, TimeLimit
 
 #: Weights of a layer up to which all chains go through the network in one call.
 SMALL = 1 << 16
@@ -31,14 +32,17 @@ def steepest(
     data: tuple[Tensor, Tensor],
     num_data: float,
     iterations: int,
+    limit: TimeLimit = NO_LIMIT,
 ) -> Tensor:
     """lambda of every chain, (chain,), at ``state``'s parameters and metric, by so many Lanczos
-    iterations."""
+    iterations, or the three that are the least when the time is over."""
     apply = curvature_products(dynamics, state, data, num_data)
     z, length = _unit(dynamics.standard_normal(state.params, state.step))
     before = {k: torch.zeros_like(v) for k, v in z.items()}
     diagonal, beside = [], [torch.zeros_like(length)]
-    for _ in range(iterations):
+    for done in range(iterations):
+        if done > 2 and not limit.allows(0.0):
+            break
         w = apply(z)
         diagonal.append(dot(z, w))
         z, before = _minus(_minus(w, z, diagonal[-1]), before, beside[-1]), z

@@ -55,7 +55,7 @@ from natural_langevin.run.loop import DivergenceError
 from natural_langevin.run.problem.motion import Motion
 from natural_langevin.run.problem.problem import Problem
 from natural_langevin.run.problem.step_size_checks import largest_step
-from natural_langevin.run.time_limit import clock
+from natural_langevin.run.time_limit import clock, in_pieces
 
 log = logging.getLogger("natural_langevin")
 
@@ -130,30 +130,36 @@ def _pilot(
     lam, done = torch.full((state.chains,), math.nan, dtype=torch.float64), 0
     eta = torch.zeros_like(lam)  # the first batch is for the metric: no step is known to be safe
     motion, limit, settings = search.motion, search.limit, search.costs.settings
-    pilot, limits, pace = settings.pilot, settings.step_size, 0.0
+    pilot, limits, measuring = settings.pilot, settings.step_size, 0.0
     for stop in stops:
-        if done >= pilot.fewest and not limit.allows((stop - done) * pace):
+        if done and not limit.allows(measuring):
             log.info("the pilot ends after %d steps: the time is for the run", done)
             break
-        began, more = clock(), stop - done
+        began = clock()
         rates = motion.rates(0, stop, eta, chains=state.chains)
         engine = Engine(moves, stream, rates, num_data, mode=choose_mode(motion.compile))
-        state, _ = engine.run(state, done, more)
-        done = stop
+        state, _, at = in_pieces(engine, state, done, stop, limit, pilot.fewest)
+        pace, done, stepped = (clock() - began) / (at - done), at, clock()
+        # Products of a Hessian and a vector, each a step and a half of as many rows. With an engine
+        # or a graph the first step may have built it, and says nothing of the others.
+        products = 1.5 * pilot.iterations * pace * len(some[0]) / stream.batch_size
+        if not search.costs.budget.engine and not limit.allows(products):
+            some = some[0][: stream.batch_size], some[1][: stream.batch_size]
         try:
-            found = steepest(moves, state, some, num_data, pilot.iterations).double().cpu()
+            found = steepest(moves, state, some, num_data, pilot.iterations, limit).double().cpu()
         except (RuntimeError, NotImplementedError) as error:  # an operation without derivatives
             log.info("the curvature could not be measured: %s", first_line(error))
             break
+        measuring = clock() - stepped
         known = torch.isfinite(found) & (state.diverged < 0).cpu()
         if not bool(known.any()):
             break
         log.debug("curvature in the metric after %d steps: %s", stop, found.tolist())
-        pace = (clock() - began) / more
         before, lam = lam, torch.where(known, found, lam)
         eta = (limits.steepness / lam.clamp_min(1e-12)).clamp_max(limits.largest)
         eta = torch.where(torch.isfinite(eta), eta, limits.fallback)
-        if stop > pilot.fewest and bool(((lam / before - 1).abs() <= pilot.agree).all()):
+        agrees = bool(((lam / before - 1).abs() <= pilot.agree).all())
+        if done < stop or (stop > pilot.fewest and agrees):
             break
     return lam, state, engine.way
 

@@ -26,7 +26,7 @@ from torch.func import vmap
 from natural_langevin import schedules
 from natural_langevin._internal.chains import Params
 from natural_langevin.data.streams import InMemory
-from natural_langevin.dynamics.base import Info, State
+from natural_langevin.dynamics.base import State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.dynamics.underdamped import Underdamped
@@ -93,10 +93,9 @@ def descend(
         # On a copy: steps are written over the state that they begin at.
         end = here.moves.init(_at(lowest.state.params, going))
         own = None if held_out is None else (held_out[0][going], held_out[1][going])
-        few = rule.few if limit.exists else steps
         for look in range(rule.looks):
             first, count = look * steps // rule.looks, steps // rule.looks
-            end, info = _run(engine, end, first, count, few, limit)
+            end, info, _ = time_limit.in_pieces(engine, end, first, first + count, limit, rule.few)
             loss = info.loss
             if own is not None:
                 loss = losses(network, likelihood, end.params, own, end.likelihood)
@@ -157,18 +156,6 @@ class _Lowest:
             likelihood=_put(chains[better], end.likelihood, better, self.state.likelihood),
         )
         self.loss[chains] = torch.where(better, loss, self.loss[chains])
-
-
-def _run(
-    engine: Engine, state: State, first: int, count: int, few: int, limit: TimeLimit
-) -> tuple[State, Info]:
-    """So many steps, or as many as there is time for, a few at a time."""
-    stop = first + count
-    while True:
-        state, info = engine.run(state, first, min(few, stop - first))
-        first += few
-        if first >= stop or not limit.allows(0.0):
-            return state, info
 
 
 def _downhill(moves: LangevinDynamics, rule: Descent) -> LangevinDynamics:

@@ -125,6 +125,18 @@ def _memory(device: torch.device) -> str:
 
 #: Steps between two looks at the loss and at divergence, each of which waits for the device.
 LOOK_EVERY = 50
+
+
+def looks_by_clock(steps: int) -> int:
+    """The same where the clock may end a run: a part of 1 / 100 of one that has few steps, which
+    may take seconds each.
+
+    >>> looks_by_clock(20), looks_by_clock(1_000), looks_by_clock(100_000)
+    (1, 10, 50)
+    """
+    return min(LOOK_EVERY, max(1, steps // 100))
+
+
 #: Seconds between two checkpoints, where the user does not count them in steps.
 SAVE_SECONDS = 60
 

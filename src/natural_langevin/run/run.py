@@ -270,7 +270,10 @@ def _ready(motion: Motion, part: _Part, phase: Phase, options: Options) -> _Read
     where = check_same_everywhere(
         mesh, identity, description.made_by(motion), engine.stream, options.where
     )
-    steps = RunPlan(phase.steps, phase.burn_in, phase.thin, options.every, explores=_stages(motion))
+    every = loop.LOOK_EVERY if plan.seconds is None else loop.looks_by_clock(phase.steps)
+    steps = RunPlan(
+        phase.steps, phase.burn_in, phase.thin, options.every, every, explores=_stages(motion)
+    )
     sink = stores.open_store(where, specs, device=problem.device, run=identity)
     collector = SampleCollector(
         state, store=sink, dtype=dtype, looks=steps.looks,

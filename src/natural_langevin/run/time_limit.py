@@ -11,6 +11,9 @@ from __future__ import annotations
 import math
 import time
 
+from natural_langevin.dynamics.base import Info, State
+from natural_langevin.execution.engine import Engine
+
 clock = time.monotonic
 
 
@@ -73,6 +76,21 @@ class TimeLimit:
         whole = (1 - self._finish) * self._seconds
         left = whole - spent - going_down * self._spent.descent
         return max(left, self._least * self._seconds) if math.isfinite(left) else seconds
+
+
+def in_pieces(
+    engine: Engine, state: State, start: int, stop: int, limit: TimeLimit, most: int
+) -> tuple[State, Info, int]:
+    """Steps from ``start`` to ``stop``, or as many as there is time for, one at least, and where
+    they end. With a limit it looks at the clock after one step, two more, and so forth, up to
+    ``most``: a step may take seconds."""
+    count = 1 if limit.exists else stop - start
+    while True:
+        state, info = engine.run(state, start, min(count, stop - start))
+        start += min(count, stop - start)
+        if start == stop or not limit.allows(0.0):
+            return state, info, start
+        count = min(2 * count, most)
 
 
 #: For whatever nobody waits for.

@@ -1,6 +1,7 @@
 """The audit: defaults held against references, NUTS, simulated truth, exact laws and provocations.
 
-    python -m lab.audit [--parts errors laws ...] [--seeds 2] [--sets 20] [--jobs 1] [--again]
+    python -m lab.audit [--parts errors laws ...] [--seeds 2] [--sets 24] [--data-sets 200]
+        [--jobs 1] [--again]
 
 One table: a row is a case, its figures, the goal, whether it is met, and what the run says itself
 (``said``). A row that is missed and silent is the worst there is. Rows that the file holds already
@@ -417,7 +418,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m lab.audit", description=__doc__)
     parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS))
     parser.add_argument("--seeds", type=at_least(1), default=2)
-    parser.add_argument("--sets", type=at_least(2), default=20, help="data sets, seeds of errors")
+    parser.add_argument("--sets", type=at_least(2), default=24, help="seeds of errors")
+    parser.add_argument("--data-sets", type=at_least(2), default=200, help="of coverage")
     parser.add_argument("--jobs", type=at_least(1), default=1, help="processes at a time")
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     parser.add_argument("--again", action="store_true", help="rows that are there as well")
@@ -427,7 +429,8 @@ def main(arguments: list[str] | None = None) -> None:
     results = open_results(options.out, settings, {}, CommandError)
 
     def wanted(part: str, **more: int) -> dict[str, Callable[[], Row]]:
-        cases = dict(PARTS[part](options.seeds, options.sets, **more))
+        sets = options.data_sets if part == "coverage" else options.sets
+        cases = dict(PARTS[part](options.seeds, sets, **more))
         known = () if options.again else results["rows"]
         return {c: cases[c] for c in cases if options.only in c and f"{part}: {c}" not in known}
 

@@ -96,6 +96,26 @@ def test_chains_stop_go_on_merge_and_are_the_posterior(
     assert np.all(np.abs(found["sd"][:, 0] - sd[::8].numpy()) < 4 * error)
 
 
+@pytest.mark.thorough
+def test_hmc_draws_from_the_posterior() -> None:
+    from lab.defaults import hmc_chains, nuts_chains
+
+    problem = line()
+    variances = nuts_files.variances(problem, 5.0)
+    drawn, accepted = hmc_chains.chain(
+        problem, variances, seed=1, seconds=0.0, warmup=100, length=8, skipped=600
+    )
+    assert accepted > 0.7
+    w = nuts_chains.named(problem, variances, drawn)
+    design = torch.cat([problem.x, torch.ones_like(problem.x)], 1).double()
+    covariance = torch.linalg.inv(design.T @ design / 0.25 + torch.eye(2) / 10)
+    mean = covariance @ (design.T @ problem.y.double())[:, 0] / 0.25
+    found = torch.stack([v.double().flatten() for _, v in sorted(w.items(), reverse=True)], 1)
+    assert len(found) == 100
+    assert torch.all((found.mean(0) - mean).abs() < 4 * (covariance.diagonal() / 100).sqrt())
+    assert torch.all((found.var(0) / covariance.diagonal() - 1).abs() < 4 * (2 / 100) ** 0.5)
+
+
 def test_chains_that_disagree_are_seen() -> None:
     from lab.defaults import nuts
 

@@ -17,7 +17,7 @@ import argparse
 import logging
 import math
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
@@ -32,43 +32,91 @@ from lab.defaults.twenty import counts
 from lab.jobs import side_by_side
 from lab.pages import markdown, with_part
 from lab.results import open_results, write_results
-from natural_langevin import Langevin, likelihoods, models
+from natural_langevin import Langevin, likelihoods, models, preconditioners
 from natural_langevin.cli.experiments.origin import origin
-from natural_langevin.recipe.settings import Settings
+from natural_langevin.recipe.settings import Length, Settings, StepSize
 
 NEVER, WITH = 10**9, "all rules"
-#: What every rule is left out by: parts of ``Settings``, and arguments of ``Langevin``.
+PARTS = {field.name for field in fields(Settings)}
+#: What every rule is left out by: parts of ``Settings`` and arguments of ``Langevin``; "native" is
+#: the trial of the prior with an engine, "sample" are arguments of ``sample``.
 RULES: dict[str, dict[str, Any]] = {
     "few weights have a dense metric": {"metric": {"few_weights": 0}},
+    "of few weights that are no layers', labels drawn from the model": {
+        "preconditioner": preconditioners.FullFisher()
+    },
+    "few weights: slow directions are measured": {"step_size": {"most_weights": 0}},
+    "few weights have 400 effective draws": {"step_size": {"ess": 100.0}},
     "the metric averages all of burn-in": {"metric": {"averages": False}},
     "minibatches grow with the rows": {"batch": {"most": 100}},
+    "all rows where two minibatches do not fit": {"sample": {"batch_size": 100}},
     "minibatches' heat limits steps": {"step_size": {"heat": math.inf}},
     "small steps have less friction": {"step_size": {"least_friction": 0.1}},
-    "few weights: slow directions are measured": {"step_size": {"most_weights": 0}},
+    "a pilot goes on while curvature changes": {"pilot": {"steps": (1, 50)}},
     "the prior's scale by held-out rows": {"prior": {"fewest_rows": NEVER}},
     "scales in question run on": {"native": {"rounds": 1}},
     "outliers count little in a trial": {"prior": {"most_above": math.inf}},
     "chains go downhill first": {"init": "fan_in"},
     "downhill in rounds": {"descent": {"rounds": (300,)}},
     "downhill by held-out rows": {"descent": {"fewest_rows": NEVER}},
+    "downhill by small minibatches": {"descent": {"batch": None}},
     "a quarter of a run may be all": {"end": {"first_steps": NEVER}},
+    "a later part is three times the one before": {"end": {"growth": NEVER}},
     "a metric is remembered": {"end": {"remembered": 0}},
+    "longer where chains do not agree": {"cheap": {"unmixed": 1}, "length": {"unmixed": 1}},
+    "cheap steps: all that changes": {"cheap": None},
+    "cheap steps are half as large": {"cheap": {"steepness": StepSize.steepness}},
+    "cheap steps have less friction": {"cheap": {"damped": StepSize.damped}},
+    "cheap steps: 300 effective draws": {"cheap": {"ess": Settings().end.ess}},
+    "cheap steps: nine times as many, not five": {"cheap": {"unmixed": Length.unmixed}},
     "classes by their sharpness": {"sharpness": {"least_gain": math.inf}},
     "all of calibration": {"calibrate": False},
 }
+#: Problems on which these act, at the usual settings; the others, on all but COSTLY.
+COSTLY = ("many", "decay")
+LINEAR = ("plane", "odds", "slopes")
+FEW = ("decay", *LINEAR)
+CLASSES = ("rings", "blurred", "rare", "clear", "words", "odds")
+SEVERAL = ("correlated", "exact", "outliers", "uneven", "rings", "blurred", "rare", "clear")
+CHEAP = ("wave", "few", "rings", "bowl", "wild", "outliers", *LINEAR)
+ACTS: dict[str, tuple[str, ...]] = {
+    "few weights have a dense metric": FEW,
+    "of few weights that are no layers', labels drawn from the model": ("decay",),
+    "few weights: slow directions are measured": FEW,
+    "few weights have 400 effective draws": FEW,
+    "minibatches grow with the rows": ("blurred", "uneven", "clear", "odds", "slopes", "many"),
+    "all rows where two minibatches do not fit": ("sparse", "bowl"),
+    "minibatches' heat limits steps": (*SEVERAL, "words", "odds", "slopes", "many"),
+    "a pilot goes on while curvature changes": (*SEVERAL, "wave", "sparse", "words", "bowl"),
+    "outliers count little in a trial": ("outliers", "wild", "uneven", "few", "exact"),
+    "downhill by small minibatches": (*SEVERAL, "words", "many"),
+    "cheap steps: all that changes": CHEAP,
+    "cheap steps are half as large": CHEAP,
+    "cheap steps have less friction": CHEAP,
+    "cheap steps: 300 effective draws": CHEAP,
+    "cheap steps: nine times as many, not five": CHEAP,
+    "classes by their sharpness": CLASSES,
+}
+
+
+def problems_of(rule: str) -> tuple[str, ...]:
+    """Those on which a rule is left out."""
+    usual = tuple(name for name in PROBLEMS if name not in COSTLY)
+    return tuple(PROBLEMS) if rule == WITH else ACTS.get(rule, usual)
 
 
 def without(rule: str) -> tuple[Settings, dict[str, Any]]:
     """The settings, and the other arguments, of a recipe without this rule."""
     settings, options = Settings(), {}
     for name, value in ({} if rule == WITH else RULES[rule]).items():
-        if not isinstance(value, dict):
-            options[name] = value
-        elif name == "native":
+        if name == "native":
             trial = replace(settings.prior.native, **value)
             settings = replace(settings, prior=replace(settings.prior, native=trial))
+        elif name in PARTS:
+            part = value and replace(getattr(settings, name), **value)
+            settings = replace(settings, **{name: part})
         else:
-            settings = replace(settings, **{name: replace(getattr(settings, name), **value)})
+            options[name] = value
     return settings, options
 
 
@@ -96,13 +144,14 @@ def _run(rule: str, name: str, seed: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     logging.getLogger("natural_langevin").setLevel(logging.ERROR)
     settings, options = without(rule)
+    sampled = options.pop("sample", {})
     problem = PROBLEMS[name](seed)
     regression = problem.y.is_floating_point()
     likelihood = likelihoods.Gaussian("rmse") if regression else likelihoods.Categorical()
     _warm_up()
     began = time.process_time()
     sampler = Langevin(problem.make(0.0, seed), likelihood, seed=seed, recipe=settings, **options)
-    posterior = sampler.sample((problem.x, problem.y), partial=False, progress=False)
+    posterior = sampler.sample((problem.x, problem.y), partial=False, progress=False, **sampled)
     cpu = time.process_time() - began
     scores = posterior.evaluate(problem.x_test, problem.y_test)
     config = posterior.config
@@ -195,9 +244,10 @@ def main() -> None:
         (rule, name, seed)
         for seed in range(given.seeds)
         for rule in (WITH, *given.rules)
-        for name in given.problems
-        if "|".join((rule, name, str(seed))) not in results["rows"]
+        for name in problems_of(rule)
+        if name in given.problems and "|".join((rule, name, str(seed))) not in results["rows"]
     ]
+    items.sort(key=lambda item: (item[2], item[1] not in COSTLY))  # the longest first
     written = time.monotonic()
     for number, (key, found) in enumerate(side_by_side(row, items, given.jobs), 1):
         results["rows"][key] = found

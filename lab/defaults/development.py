@@ -34,6 +34,19 @@ def _made(rows: int, inputs: int, seed: int, target: Callable[[Tensor, torch.Gen
     return Problem(x[:rows], y[:rows], x[rows:], y[rows:], make)
 
 
+class _Decay(nn.Module):
+    """a exp(-b x) + c, three weights that are no layers'."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        g = torch.Generator().manual_seed(seed)
+        self.weights = nn.Parameter(0.5 + 0.1 * torch.randn(3, generator=g))
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b, c = self.weights
+        return a * (-b * x).exp() + c
+
+
 def _noise(like: Tensor, g: torch.Generator) -> Tensor:
     return torch.randn(like.shape, generator=g)
 
@@ -146,9 +159,82 @@ def clear(seed: int) -> Problem:
     return _made(600, 10, seed, target, outputs=5, hidden=(32, 32))
 
 
+def bowl(seed: int) -> Problem:
+    """A quadratic function of three inputs, 180 rows: one minibatch of all."""
+    return _made(
+        180, 3, seed, lambda x, g: x.square().sum(1, keepdim=True) + 0.5 * _noise(x[:, :1], g)
+    )
+
+
+def wild(seed: int) -> Problem:
+    """200 rows, of which two are thirty deviations off."""
+
+    def target(x: Tensor, g: torch.Generator) -> Tensor:
+        y = torch.sin(2 * x[:, :1]) + x[:, 1:2] + 0.3 * _noise(x[:, :1], g)
+        y[0], y[1] = 40, -40
+        return y
+
+    return _made(200, 3, seed, target)
+
+
+def words(seed: int) -> Problem:
+    """Counts of 300 words in 400 texts of three kinds, by which some words are likelier."""
+
+    def target(x: Tensor, g: torch.Generator) -> Tensor:
+        y = torch.randint(0, 3, (len(x),), generator=g)
+        rate = 0.1 * (0.7 * torch.randn(3, x.shape[1], generator=g)).exp()
+        x.copy_(torch.poisson(rate[y], generator=g))
+        return y
+
+    return _made(400, 300, seed, target, hidden=(20,), outputs=3)
+
+
+def decay(seed: int) -> Problem:
+    """Three weights that are no network's, 60 rows."""
+
+    def target(x: Tensor, g: torch.Generator) -> Tensor:
+        x.abs_()
+        return 2 * (-1.5 * x).exp() + 0.1 * _noise(x, g)
+
+    problem = _made(60, 1, seed, target)
+    return problem._replace(make=lambda _, seed: _Decay(seed))
+
+
+def odds(seed: int) -> Problem:
+    """Two classes by a linear function of six inputs that have most of their variance in common, by
+    a linear model, 2,000 rows."""
+
+    def target(x: Tensor, g: torch.Generator) -> Tensor:
+        x += 2 * x[:, :1]
+        logit = x[:, 1] - x[:, 2]
+        return _labels(torch.stack([torch.zeros_like(logit), logit], 1), g)
+
+    return _made(2000, 6, seed, target, hidden=(), outputs=2)
+
+
+def slopes(seed: int) -> Problem:
+    """A linear function of ten inputs, of which one is nearly the sum of others, by a linear model,
+    1,000 rows."""
+
+    def target(x: Tensor, g: torch.Generator) -> Tensor:
+        x[:, 0] = x[:, 1] + x[:, 2] + 0.1 * x[:, 0]
+        return x[:, :1] + x[:, 3:4] + _noise(x[:, :1], g)
+
+    return _made(1000, 10, seed, target, hidden=())
+
+
+def many(seed: int) -> Problem:
+    """20,000 rows of eight inputs."""
+    return _made(
+        20_000, 8, seed,
+        lambda x, g: torch.sin(2 * x[:, :1]) * x[:, 1:2] + x[:, 2:3].abs() + _noise(x[:, :1], g),
+    )  # fmt: skip
+
+
 PROBLEMS: dict[str, Callable[[int], Problem]] = {
     one.__name__: one
     for one in (
         wave, plane, correlated, sparse, exact, outliers, uneven, few, rings, blurred, rare, clear,
+        bowl, wild, words, decay, odds, slopes, many,
     )
 }  # fmt: skip

@@ -85,6 +85,7 @@ HUGE = 10**15
         f"{{'descr': '<U0', 'fortran_order': False, 'shape': ({HUGE},), }}",
         "{'descr': '<f8', 'fortran_order': False, 'shape': (-1,), }",
         "{'descr': '<f8', 'fortran_order': False, 'shape': (True,), }",
+        "{'descr': '<f8', 'fortran_order': False, 'shape': (False,), }",
         "{'descr': '<f8', 'fortran_order': False, 'shape': 3, }",
         "{'descr': '<f8', 'fortran_order': 1, 'shape': (0,), }",
         "{'descr': [('a', '<f8')], 'fortran_order': False, 'shape': (0,), }",

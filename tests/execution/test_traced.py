@@ -165,3 +165,28 @@ def test_descents_share_their_gradients() -> None:
     asked = metric.requests, metric.targets, metric.sharing
     assert whole.requesting(*asked) is whole.requesting(*asked) is not whole
     assert whole.requesting(*asked).network is whole.network
+
+
+class Masked(Residual):
+    """Some of its inputs are filled in place, as an attention's padding mask is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * torch.zeros_like(x).masked_fill_(x > -1, 1.0))
+
+
+def test_writing_in_place_costs_a_trace_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trace has no such operation, so that it is shortened as any other."""
+    own, written, found = traced._shorten, [], {}
+
+    def counted(graph: Any) -> None:
+        written.append(any(map(traced._mutates, graph.graph.nodes)))
+        own(graph)
+
+    monkeypatch.setattr(traced, "_shorten", counted)
+    monkeypatch.setitem(globals(), "Residual", Masked)
+    for patience in (float("inf"), -1.0):
+        found[patience], kinds = run(patience, monkeypatch)
+    assert kinds == 2
+    assert written == [False, False]
+    plain, replayed = found.values()
+    torch.testing.assert_close(replayed.params, plain.params, rtol=0, atol=0)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from natural_langevin import Langevin, Posterior, likelihoods, preconditioners, priors
+from natural_langevin.posterior.prediction import Averager, Prediction
 
 SIGMA = 0.3
 
@@ -157,3 +160,32 @@ def test_intervals_hold_what_they_say_on_data_from_the_model() -> None:
     for name in ("noise alone", "cold"):
         mean, error = found[name]
         assert mean < 0.9 - 4 * error
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_small_deviations_of_large_numbers(processes: int) -> None:
+    """No difference of squares: at 1e9 even float64 would have an error of 100."""
+    generator = torch.Generator().manual_seed(0)
+    values = 1e9 + torch.randn(60, 5, 2, generator=generator, dtype=torch.float64)
+    met, said = threading.Barrier(processes, timeout=60), [torch.zeros(())] * processes
+
+    def averaged(rank: int) -> Prediction:
+        def add_up(own: Tensor) -> Tensor:
+            met.wait()
+            said[rank] = own
+            met.wait()
+            return torch.stack(said).sum(0)
+
+        averager = Averager(likelihoods.Gaussian(0.5), 60, {}, keep_samples=False, levels=())
+        for some in values.chunk(processes)[rank].split(7):
+            averager.add(some)
+        if processes > 1:
+            averager.pool(add_up, torch.clone)
+        return averager.finish()
+
+    with ThreadPoolExecutor(processes) as pool:
+        for found in pool.map(averaged, range(processes)):
+            torch.testing.assert_close(found.mean, values.mean(0), rtol=1e-15, atol=0)
+            variance = values.var(0, correction=0)
+            torch.testing.assert_close(found.epistemic, variance, rtol=1e-6, atol=0)
+            torch.testing.assert_close(found.total, variance + 0.25, rtol=1e-6, atol=0)

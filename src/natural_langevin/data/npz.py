@@ -35,7 +35,7 @@ BOMB_SIZE, BOMB_RATIO = 1 << 26, 200
 #: What zipfile, zlib and numpy raise on a damaged file, and the file system on any.
 REFUSED = (
     zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, RuntimeError,
-    OSError, OverflowError, MemoryError, ValueError,
+    OSError, OverflowError, MemoryError, ValueError, TypeError,
 )  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def _header(member: IO[bytes], what: str) -> tuple[np.dtype[Any], tuple[int, ...
         with warnings.catch_warnings():  # of a strange escape, or of a header by Python 2
             warnings.simplefilter("ignore")
             shape, fortran, dtype = read(member, max_header_size=LONGEST_HEADER)
-    except (*REFUSED, KeyError, SyntaxError, TypeError, tokenize.TokenError) as error:
+    except (*REFUSED, KeyError, SyntaxError, tokenize.TokenError) as error:
         raise DataError(
             f"{what} is not a .npy array ({str(error)[:120]}): write it again with np.savez"
         ) from None

@@ -136,6 +136,7 @@ class _Asked:
 
 def _traced(function: Callable[[Any], Any], inputs: Any) -> Callable[[Any], Any] | None:
     """Its trace on such inputs; None where there is none that gives its bits."""
+    from torch.func import functionalize
     from torch.fx.experimental.proxy_tensor import make_fx
 
     started = time.monotonic()
@@ -153,6 +154,8 @@ def _traced(function: Callable[[Any], Any], inputs: Any) -> Callable[[Any], Any]
 
         with torch.no_grad():
             graph = make_fx(flat)(*leaves)
+            if any(map(_mutates, graph.graph.nodes)):  # an attention's mask is filled in place
+                graph = make_fx(functionalize(graph, remove="mutations"))(*leaves)
         last: Any = graph.graph.output_node()
         out = into[-1]
         tree = pytree.tree_unflatten(last.args[0], out)
@@ -176,6 +179,12 @@ def _traced(function: Callable[[Any], Any], inputs: Any) -> Callable[[Any], Any]
         return None
     log.info("traced the step in %.1f s", time.monotonic() - started)
     return replayed
+
+
+def _mutates(node: fx.Node) -> bool:
+    """Whether it writes into what it was given."""
+    schema = getattr(node.target, "_schema", None)
+    return node.op == "call_function" and schema is not None and bool(schema.is_mutable)
 
 
 def _leaves(tree: Any) -> Iterator[Any]:
@@ -208,10 +217,8 @@ def _shorten(graph: fx.GraphModule) -> None:
     """Leaves out what changes nothing (detached tensors, sums of one term, zeros that are added,
     shapes of shapes) or was computed before, and calls the rest by torch's own functions, which
     take half as long to call as the operators behind them."""
+    pure = not any(map(_mutates, graph.graph.nodes))
     calls = [node for node in graph.graph.nodes if node.op == "call_function"]
-    pure = not any(
-        getattr(n.target, "_schema", None) and n.target._schema.is_mutable for n in calls
-    )
     known: dict[Any, fx.Node] = {}
     for node in calls if pure else ():
         same = _shorter(graph, node)

@@ -1,6 +1,6 @@
-"""All scores of one evaluation, with an explanation of each, beside the blind guess: the best
-prediction of targets that ignores the inputs. Its parameters are fitted to the targets that are
-scored, which favours it by about k / (2 n) nats for n targets and k parameters.
+"""All scores of one evaluation, with an explanation of each, beside the blind guess (see
+``metrics.blind``). Its parameters are fitted to the targets that are scored, which favours it by
+about k / (2 n) nats for n targets and k parameters.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributions import NegativeBinomial, Normal, Poisson
 
 from natural_langevin._internal.messages import shown
 from natural_langevin.likelihoods.predictive import Mixture
-from natural_langevin.metrics import classification, regression, selective
+from natural_langevin.metrics import blind, classification, regression, selective
 
 #: A score: its name, its value, what it means.
 Row = tuple[str, str, str]
@@ -60,7 +59,7 @@ class ClassificationScores:
             ),
             risk_coverage_area=selective.risk_coverage(-confidence, predicted != y).area,
             ood_auroc=None if outside is None else selective.ood_auroc(inside, outside),
-            blind_nll=blind_classes(y, probabilities.shape[1]) if _varied(y) else None,
+            blind_nll=blind.classes(y, probabilities.shape[1]) if _varied(y) else None,
         )
 
     @property
@@ -110,7 +109,7 @@ class RegressionScores:
     risk_coverage_area: float
     ood_auroc: float | None
     nll_error: float | None = None  # Monte-Carlo standard error, from the draws' correlation
-    blind_nll: float | None = None  # of one distribution for all samples: see ``metrics.blind``
+    blind_nll: float | None = None  # of one distribution for all samples
     single_nll: float | None = None  # of the one network that does best on these very samples
     claimed: dict[float, float] | None = None  # what intervals of counts, or with 0, say they hold
 
@@ -255,47 +254,10 @@ def _table(title: str, rows: list[Row]) -> str:
     return "\n".join([title, *lines])
 
 
-def blind_classes(y: Tensor, count: int) -> float:
-    """-ln p per label of the labels' own frequencies: their entropy, in nats.
-
-    >>> round(blind_classes(torch.tensor([0, 0, 1, 1]), 2), 4)
-    0.6931
-    """
-    p = torch.bincount(y, minlength=count).double() / len(y)
-    return float(-torch.special.xlogy(p, p).sum())
-
-
 def _blind(law: Mixture, y: Tensor) -> float:
     """Of targets of the kind that the predictive distribution is one of."""
-    return blind_counts(y) if law.is_discrete else blind_numbers(y, zeros=law.least == 0)
-
-
-def blind_numbers(y: Tensor, *, zeros: bool = False) -> float:
-    """-ln p per sample (B, ...) of a normal distribution with every component's own mean and
-    standard deviation, or of a log-normal one where that is better, summed over the components.
-
-    ``zeros``: 0 has a probability, with which no density is to be compared; where there are zeros
-    it is their share, and positive numbers are log-normal."""
     y = y.double().reshape(len(y), -1)
-    spread = y.std(0, correction=0).clamp_min(torch.finfo(torch.float64).tiny ** 0.25)
-    normal = -Normal(y.mean(0), spread).log_prob(y).mean(0)
-    there = (y > 0).double()
-    logarithm, share = y.where(y > 0, 1.0).log(), there.mean(0)
-    mean = (there * logarithm).mean(0) / share
-    variance = (there * (logarithm - mean).square()).mean(0) / share
-    amounts = share * (0.5 * (2 * math.pi * math.e * variance).log() + mean)
-    amounts -= torch.special.xlogy(share, share) + torch.special.xlogy(1 - share, 1 - share)
-    known = (variance > 0) & (y >= 0).all(0)
-    either = torch.where(known & (share == 1), torch.minimum(normal, amounts), normal)
-    return float(torch.where(known & (share < 1) & zeros, amounts, either).sum())
-
-
-def blind_counts(y: Tensor) -> float:
-    """The same of counts: a negative binomial with their mean and variance, or a Poisson
-    distribution where the variance is no larger than the mean."""
-    y = y.double().reshape(len(y), -1)
-    mean, variance = y.mean(0).clamp_min(1e-9), y.var(0, correction=0)
-    poisson = -Poisson(mean).log_prob(y)
-    excess = (variance - mean).clamp_min(1e-9)
-    wide = -NegativeBinomial(mean.square() / excess, probs=excess / (mean + excess)).log_prob(y)
-    return float(torch.where(variance > mean * (1 + 1e-6), wide, poisson).sum(1).mean())
+    guess = blind.Guess.of(y)
+    if law.is_discrete:
+        return float(guess.counts(y).sum())
+    return float(guess.numbers(y, zeros=law.least == 0).sum())

@@ -112,7 +112,10 @@ class Averager:
         self._held: list[Tensor] = []  # until all networks are known: outputs, or ln p of classes
         #: How sharpened ln q moves with blocks of draws, (chain, block, B, ..., K).
         self.moves: Tensor | None = None
-        self._sums: list[Tensor] = []  # of values, their squares and spreads, over the networks
+        #: Averages over the networks: of values, or of the differences of numbers from the
+        #: ``centre`` and of their squares; and of spreads.
+        self._sums: list[Tensor] = []
+        self._centre: Tensor | None = None  # the first network's, so that nothing cancels
         self._predicted: NetworkPredictions | None = None
         self._classes: type[Distribution] | None = None
         self.example = torch.empty(0)  # of the shape of one network's outputs
@@ -157,9 +160,12 @@ class Averager:
             self._values.append(new.value)
         if numbers and new.spread is not None and (self.whole or self.levels):
             self._outputs.append(outputs)
-        # Numbers in float64, where the difference of two large squares survives.
-        value = new.value.double() if numbers else new.value
-        parts = [value, value.square()] if numbers else [value]
+        value = new.value
+        parts = [value]
+        if numbers:
+            value = value.double()
+            self._centre = value[:1].sum(0) if self._centre is None else self._centre
+            parts = [value - self._centre, (value - self._centre).square()]
         if new.spread is not None:
             parts.append(new.spread.to(value.dtype))
         sums = [part.sum(0) / self.count for part in parts]
@@ -172,6 +178,13 @@ class Averager:
             for kept in (self._values, self._outputs, self._held)
         )
         self._state = {k: join(v) for k, v in self._state.items()}
+        if self._centre is not None:  # around the mean of all
+            own = self._seen / self.count
+            mean = add_up(own * self._centre + self._sums[0])
+            off = self._centre - mean
+            self._sums[1] = self._sums[1] + off * (2 * self._sums[0] + own * off)
+            self._sums[0] = self._sums[0] + own * off
+            self._centre = mean
         self._sums = [add_up(total) for total in self._sums]
 
     def finish(self) -> Prediction:
@@ -180,6 +193,8 @@ class Averager:
         dtype, classes = self._predicted.value.dtype, self._predicted.classes
         mean, *others = self._sums
         total, aleatoric, epistemic = combined(classes, mean, *others)
+        if self._centre is not None:
+            mean = self._centre + mean
         values = torch.cat(self._values) if self._values else None
         quantiles = None
         if self.levels and values is not None and not self._outputs:
@@ -230,7 +245,8 @@ def combined(
 ) -> tuple[Tensor | None, Tensor | None, Tensor]:
     """Total, aleatoric and epistemic uncertainty, from averages over networks.
 
-    Classes: of probabilities and entropies; numbers: of means, their squares and variances."""
+    Classes: of probabilities and entropies; numbers: of means and their squares, as differences
+    from any centre, and of variances."""
     if classes is not None:
         total = of_classes(classes, mean).entropy()
         return total, second, (total - second).clamp_min(0)

@@ -153,14 +153,14 @@ class NumberScores:
         """Scores, baseline and the tables of the report, of all rows added."""
         columns = [torch.as_tensor(np.concatenate(c)) for c in zip(*self._rows, strict=True)]
         y, mean, log_p, below, total, epistemic, low, high, said = columns
-        shift, scale = self._target.mean, self._target.scale
         # The probability below y says at once which central intervals hold y.
         distance = 2 * (below - 0.5).abs()
         observed = [float((distance <= level).double().mean()) for level in LEVELS]
-        blind = (y - shift) / scale
-        plain = 0.5 * (blind.square() + math.log(2 * math.pi)) + math.log(scale)
-        for end, sign in zip(self._ends, (1, -1), strict=True):  # a probability, as in ``log_p``
-            plain = torch.where(y == end, -torch.special.log_ndtr(sign * blind), plain)
+        guess, zero, column = self._target.guess, self._ends[0] == 0, y[:, None]
+        if self._target.task == "count":
+            plain = guess.counts(column)
+        else:
+            plain = guess.numbers(column, zeros=zero, upper=self._ends[1])
         inside = (low <= y) & (y <= high)
         return {
             "scores": {
@@ -169,8 +169,8 @@ class NumberScores:
                 "coverage": float(inside.double().mean()),
             },
             "baseline": {
-                "rmse": float((y - shift).square().mean().sqrt()),
-                "nll": float(plain.mean()),
+                "rmse": float((y - self._target.mean).square().mean().sqrt()),
+                "nll": float(plain),
             },
             "coverage": {"level": list(LEVELS), "observed": observed},
             "intervals": self._intervals(y, mean, low, high, said),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from natural_langevin.data.errors import DataError
 from natural_langevin.data.table import Table, short
+from natural_langevin.metrics import blind
 from natural_langevin.tabular import columns
 from natural_langevin.tabular.columns import MISSING_LEVEL
 
@@ -47,7 +48,8 @@ class Target:
     """``classes`` are the names of a classification's (or, in order, of an ordinal target's)
     classes, () otherwise, and ``shares`` the fraction of training rows in each; a regression is
     sampled on (y - mean) / scale, with both from the training rows. ``decimal`` is the sign in
-    front of decimals where numbers are text, and ``unit`` the word behind them."""
+    front of decimals where numbers are text, and ``unit`` the word behind them. ``amounts``: of
+    numbers of which none is negative the share above 0, mean and deviation of their logarithms."""
 
     name: str
     classes: tuple[str, ...] = ()
@@ -57,6 +59,13 @@ class Target:
     task: str = "classification"
     decimal: str = "."
     unit: str = ""
+    amounts: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+    @property
+    def guess(self) -> blind.Guess:
+        """What the training rows say of a number without its inputs."""
+        known = (self.mean, self.scale, *self.amounts)
+        return blind.Guess(*(torch.tensor([v], dtype=torch.float64) for v in known))
 
     def known(self, table: Table) -> np.ndarray:
         """Which rows have a target at all."""
@@ -103,7 +112,8 @@ class Target:
 
     def to_json(self) -> dict[str, Any]:
         """As plain values, for run.json."""
-        return asdict(self) | {"classes": list(self.classes), "shares": list(self.shares)}
+        lists = {k: list(getattr(self, k)) for k in ("classes", "shares", "amounts")}
+        return asdict(self) | lists
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Target:
@@ -117,6 +127,7 @@ class Target:
             str(value["task"]),
             str(value["decimal"]),
             str(value.get("unit", "")),
+            _three(value.get("amounts", (0.0, 0.0, 0.0))),
         )
         if not (np.isfinite(target.mean) and 0 < target.scale < np.inf):
             raise ValueError("the target has no finite mean and scale")
@@ -306,4 +317,13 @@ def fit_target(train: Table, target: Target) -> Target:
             f"the target {target.name!r} is {values[0]:g} in every row: there is nothing to learn; "
             "choose another column (--target)"
         )
-    return Target(**found | {"mean": size[0], "scale": size[1]})
+    guess = blind.Guess.of(y)
+    amounts = tuple(map(float, guess[2:])) if guess.share > 0 else (0.0, 0.0, 0.0)
+    return Target(**found | {"mean": size[0], "scale": size[1], "amounts": amounts})
+
+
+def _three(values: Any) -> tuple[float, float, float]:
+    share, mean, deviation = map(float, values)
+    if not (0 <= share <= 1 and np.isfinite(mean) and 0 <= deviation < np.inf):
+        raise ValueError(f"amounts cannot be {values!r:.80}")
+    return share, mean, deviation

@@ -9,6 +9,7 @@ posterior and up import it.
 * ``funnel``: detects a parameter that scales others, with the remedy
 * ``halved``: a run against the same at half the step size
 * ``exact_reference``: a posterior against Metropolis-adjusted chains (``fidelity``)
+* ``thrown``: detects chains that steps threw out of the posterior for a while
 * ``limits``: values of the diagnostics for chains that agree
 * ``advice``: what to do next
 * ``verdicts``: the result in words, with remedies
@@ -27,6 +28,7 @@ from natural_langevin.diagnostics.funnel import Funnel, funnel
 from natural_langevin.diagnostics.halved import Halved
 from natural_langevin.diagnostics.kinetic import Kinetic
 from natural_langevin.diagnostics.reading import Reading
+from natural_langevin.diagnostics.thrown import Thrown, thrown
 from natural_langevin.diagnostics.verdicts import Diagnosis, Noise, diagnose
 
 __all__ = [
@@ -40,10 +42,12 @@ __all__ = [
     "Mixing",
     "Noise",
     "Reading",
+    "Thrown",
     "diagnose",
     "fidelity",
     "funnel",
     "import_arviz",
     "mixing",
     "some_components",
+    "thrown",
 ]

@@ -28,6 +28,7 @@ from natural_langevin.diagnostics.kinetic import Kinetic
 from natural_langevin.diagnostics.limits import distance_limit, ess_limit, rhat_limit, too_high
 from natural_langevin.diagnostics.ranks import Array
 from natural_langevin.diagnostics.reading import Reading
+from natural_langevin.diagnostics.thrown import Thrown
 from natural_langevin.metrics import ClassificationScores, RegressionScores
 
 #: Extra temperature, as a fraction of T, that is worth a word.
@@ -71,7 +72,7 @@ class Diagnosis:
     value for every number of ``mixing``; ``distances`` is (chain, chain), over ``healthy`` chains.
     ``noise``: the sizes of noise that the chains have learned, with the error that the data leave
     in them, as a part of themselves. ``funnel``: what makes chains slow, which is said where
-    they have not mixed. The two
+    they have not mixed. ``thrown``: a chain that was out of the posterior for a while. The two
     temperatures are None where they were not measured. ``halved`` compares with a run at half the
     step size, by "predictions" and by tensor. ``shared``: the chains saw the same minibatches;
     ``adapting``: the metric followed the chain while draws were kept. ``advice`` knows what the run
@@ -91,6 +92,7 @@ class Diagnosis:
     inputs: Mapping[str, Tensor] = field(default_factory=dict)  # of what was followed, by name
     noise: Noise | None = None
     funnel: Funnel | None = None
+    thrown: Thrown | None = None
     kinetic: Kinetic | None = None
     configurational: Configurational | None = None
     temperature: float = 1.0  # the smallest T > 0 among the chains
@@ -136,6 +138,7 @@ class Diagnosis:
         return [
             *found,
             *self._mixing_verdicts(),
+            *([] if self.thrown is None else [self.thrown.said(self.advice.smaller())]),
             *self._kinetic_verdicts(),
             *self._bias_verdicts(),
             *self._halved_verdicts(),

@@ -85,6 +85,7 @@ def diagnose(
         least=LEAST_PROBABILITY if posterior.likelihood.discrete else 0.0,
         noise=_noise(posterior, pooled, predictions),
         funnel=diagnostics.funnel(posterior.samples, pooled) if shards.whole else None,
+        thrown=_thrown(posterior, pooled) if shards.whole else None,
         kinetic=_kinetic(config),
         configurational=heat,
         temperature=min([t for t in _temperatures(posterior).tolist() if t > 0], default=1.0),
@@ -136,6 +137,21 @@ def _noise(
     temperature = float(_temperatures(posterior)[list(pooled)].max())
     numbers = rows * predictions[0, 0, 0].numel()
     return diagnostics.Noise(sizes, (temperature / (2 * numbers)) ** 0.5)
+
+
+def _thrown(posterior: Draws, pooled: Sequence[int]) -> diagnostics.Thrown | None:
+    """Where the losses of the trace are those of all rows, at the temperature 1."""
+    config, chains = posterior.config, len(posterior.diverged)
+    rows, batch = config.get("num_data"), config.get("batch_size")
+    if not config.get("recipe") or not rows or not batch or batch < rows:
+        return None
+    power = likelihood_powers(config, chains)
+    if bool((power != 1).any()) or bool((_temperatures(posterior) != 1).any()):
+        return None
+    weights = sum(v[0, 0].numel() for v in posterior.samples.values())
+    return diagnostics.thrown(
+        posterior.trace, burn_in=config["burn_in"], rows=rows, weights=weights, chains=pooled
+    )
 
 
 def _kinetic(config: Mapping[str, Any]) -> diagnostics.Kinetic | None:

@@ -15,7 +15,7 @@ from natural_langevin.tabular.predictive import Networks, Predictive
 from natural_langevin.tabular.scoring import NumberScores
 from natural_langevin.tabular.sureness import sentences, usable
 from natural_langevin.tabular.survey import fit_features
-from natural_langevin.tabular.target import Target, find_target, in_order
+from natural_langevin.tabular.target import Target, find_target, fit_target, in_order
 from natural_langevin.tabular.weighing import HeldOut, weigh
 
 pd = pytest.importorskip("pandas")
@@ -86,6 +86,26 @@ def test_a_blind_guess_has_a_probability_where_predictions_have_one():
     scores.add(torch.zeros(4, 1), y)
     found = scores.result()
     assert found["scores"]["nll"] == pytest.approx(found["baseline"]["nll"])
+    assert found["chance"]["nll"] == pytest.approx(0, abs=1e-9)
+
+
+def test_a_blind_guess_of_amounts_is_log_normal():
+    """As that of the predictions is here: of skewed amounts a normal law is no rival."""
+    generator = torch.Generator().manual_seed(0)
+    y = (1 + 1.2 * torch.randn(4000, 1, generator=generator, dtype=torch.float64)).exp()
+    target = fit_target(frame(y=y[:, 0].numpy()), Target("y", task="regression"))
+    assert Target.from_json(json.loads(json.dumps(target.to_json()))) == target
+    outcome = Outcome("regression", "constant", mean=(1.0,), scale=(1.2,), log=True)
+    law = Networks(torch.zeros(1, 4000, 1), torch.ones(1)).law(outcome)
+
+    class Same:
+        def predictive(self, x):
+            return Predictive(outcome, law, torch.ones(1), flat=True)
+
+    scores = NumberScores(Same(), target)
+    scores.add(torch.zeros(4000, 1), y)
+    found = scores.result()
+    assert found["baseline"]["nll"] == pytest.approx(found["scores"]["nll"], abs=0.01)
 
 
 @pytest.mark.parametrize("log", [False, True])
@@ -120,19 +140,23 @@ def test_a_mean_is_bounded_by_what_the_data_support_and_lies_in_its_interval():
 
 
 @pytest.mark.parametrize(
-    ("rmse", "nll", "outside", "said"),
+    ("rmse", "nll", "outside", "error", "said"),
     [
-        (2.0, 1.5, 0, "Do not use it"),
-        (2.0, 0.5, 0, "use the median and the interval"),
-        (0.5, 0.5, 3, "In 3 of 40 rows the mean lies outside"),
-        (0.5, 0.5, 0, None),
+        (2.0, 1.5, 0, 0.2, "Do not use it"),
+        (2.0, 1.5, 0, 0.3, "no better than a guess that ignores the inputs, as far as 40 rows"),
+        (2.0, 1.5, 0, None, "It predicts no better than a guess"),
+        (2.0, None, 0, None, "Do not use it"),
+        (2.0, 0.5, 0, 0.1, "use the median and the interval"),
+        (0.5, 0.5, 3, 0.1, "In 3 of 40 rows the mean lies outside"),
+        (0.5, 0.5, 0, 0.1, None),
     ],
 )
-def test_what_is_worse_than_a_blind_guess_is_said_first(rmse, nll, outside, said):
+def test_what_is_worse_than_a_blind_guess_is_said_first(rmse, nll, outside, error, said):
     quality = {
         "rows": 40,
         "scores": {"rmse": rmse, "nll": nll, "coverage": 0.9},
         "baseline": {"rmse": 1.0, "nll": 1.0},
+        "chance": {"nll": error},
         "intervals": {"said": 0.9, "half": [1.0, 2.0, 3.0], "blind": 4.0, "mean_outside": outside},
     }
     words = sentences(quality)

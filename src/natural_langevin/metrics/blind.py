@@ -41,8 +41,8 @@ class Guess(NamedTuple):
         return Guess(y.mean(0), y.std(0, correction=0), share, mean, variance.sqrt())
 
     def numbers(self, y: Tensor, *, zeros: bool = False, upper: float = math.inf) -> Tensor:
-        """-ln p of numbers (n, component), on average for each component, of the better of two
-        distributions: a normal one, and a log-normal one beside the share that is 0.
+        """-ln p of numbers (n, component), by the better of two distributions of each component: a
+        normal one, and a log-normal one beside the share that is 0.
 
         ``zeros``: 0 has a probability, with which no density is to be compared, and what the normal
         distribution has below it; ``upper`` has what there is beyond."""
@@ -56,18 +56,18 @@ class Guess(NamedTuple):
         if zeros:
             normal = normal.where(y != 0, -torch.special.log_ndtr(-self.mean / scale))
             amounts = amounts.where(y != 0, -torch.log1p(-self.share))
-        found = torch.where(self.log_scale > 0, amounts.mean(0), math.inf)
-        return torch.fmin(normal.mean(0), found)
+        better = (self.log_scale > 0) & (amounts.mean(0) < normal.mean(0))
+        return torch.where(better, amounts, normal)
 
     def counts(self, y: Tensor) -> Tensor:
-        """-ln p of counts, on average for each component: of a negative binomial with their mean
-        and variance, or of a Poisson distribution where the variance is no larger than the mean."""
+        """-ln p of counts (n, component): of a negative binomial with their mean and variance, or
+        of a Poisson distribution where the variance is no larger than the mean."""
         mean, variance = self.mean.clamp_min(1e-9), self.scale.square()
-        poisson = -Poisson(mean, validate_args=False).log_prob(y).mean(0)
+        poisson = -Poisson(mean, validate_args=False).log_prob(y)
         excess = (variance - mean).clamp_min(1e-9)
         total, p = mean.square() / excess, excess / (mean + excess)
         wide = NegativeBinomial(total, probs=p, validate_args=False)
-        return torch.where(variance > mean * (1 + 1e-6), -wide.log_prob(y).mean(0), poisson)
+        return torch.where(variance > mean * (1 + 1e-6), -wide.log_prob(y), poisson)
 
 
 def _normal(y: Tensor, mean: Tensor, scale: Tensor) -> Tensor:

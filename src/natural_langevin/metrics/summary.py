@@ -258,6 +258,5 @@ def _blind(law: Mixture, y: Tensor) -> float:
     """Of targets of the kind that the predictive distribution is one of."""
     y = y.double().reshape(len(y), -1)
     guess = blind.Guess.of(y)
-    if law.is_discrete:
-        return float(guess.counts(y).sum())
-    return float(guess.numbers(y, zeros=law.least == 0).sum())
+    found = guess.counts(y) if law.is_discrete else guess.numbers(y, zeros=law.least == 0)
+    return float(found.sum(1).mean())

@@ -59,7 +59,7 @@ def quality(
     found = scores.result()
     if by_column is not None:
         found["column_slices"] = by_column.result()
-    for kind in ("scores", "baseline"):  # JSON knows no infinity
+    for kind in ("scores", "baseline", "chance"):  # JSON knows no infinity
         found[kind] = {k: v if math.isfinite(v) else None for k, v in found[kind].items()}
     verdict = diagnosis(posterior, torch.cat(probes))
     if features is not None:

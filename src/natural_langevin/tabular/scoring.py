@@ -71,7 +71,7 @@ class ClassScores:
                 "ece": metrics.expected_calibration_error(p, y, bins=BINS),
             }
             | _auc(p, y),
-            "baseline": self._guess(y),
+            **self._guess(p, y),
             "reliability": reliability(p, y),
             "answers": answers(p, y),
             "uncertainty": histogram("entropy, nats", total, epistemic, high=math.log(p.shape[1])),
@@ -84,12 +84,22 @@ class ClassScores:
             found["slices"] = _class_slices(p, y, names)
         return found
 
-    def _guess(self, y: Tensor) -> dict[str, float]:
-        """The training rows' shares for every row, where they are known."""
+    def _guess(self, p: Tensor, y: Tensor) -> dict[str, dict[str, float]]:
+        """The training rows' shares for every row, where they are known, and by how much chance
+        lets it be better or worse."""
         if not self._target.shares:
-            return {}
+            return {"baseline": {}, "chance": {}}
         shares = torch.tensor(self._target.shares).expand(len(y), -1)
-        return {"accuracy": metrics.accuracy(shares, y), "nll": metrics.nll(shares, y)}
+        found = {"accuracy": metrics.accuracy(shares, y), "nll": metrics.nll(shares, y)}
+        own = p.double().gather(1, y[:, None]).clamp_min(torch.finfo(torch.float64).tiny)
+        gained = (own / shares.gather(1, y[:, None])).log()[:, 0]
+        return {"baseline": found, "chance": {"nll": _error(gained)}}
+
+
+def _error(differences: Tensor) -> float:
+    """The standard error of their mean, infinite for one row."""
+    count = len(differences)
+    return float(differences.std()) / math.sqrt(count) if count > 1 else math.inf
 
 
 def _auc(p: Tensor, y: Tensor) -> dict[str, float]:
@@ -158,9 +168,9 @@ class NumberScores:
         observed = [float((distance <= level).double().mean()) for level in LEVELS]
         guess, zero, column = self._target.guess, self._ends[0] == 0, y[:, None]
         if self._target.task == "count":
-            plain = guess.counts(column)
+            plain = guess.counts(column)[:, 0]
         else:
-            plain = guess.numbers(column, zeros=zero, upper=self._ends[1])
+            plain = guess.numbers(column, zeros=zero, upper=self._ends[1])[:, 0]
         inside = (low <= y) & (y <= high)
         return {
             "scores": {
@@ -170,8 +180,9 @@ class NumberScores:
             },
             "baseline": {
                 "rmse": float((y - self._target.mean).square().mean().sqrt()),
-                "nll": float(plain),
+                "nll": float(plain.mean()),
             },
+            "chance": {"nll": _error(log_p + plain)},
             "coverage": {"level": list(LEVELS), "observed": observed},
             "intervals": self._intervals(y, mean, low, high, said),
             "slices": _thirds(mean, inside, said),

@@ -55,7 +55,13 @@ def warnings(quality: Mapping[str, Any]) -> list[str]:
         return []
     found = []
     worse = [name for name in ("nll", "rmse", "accuracy") if _is_worse(name, scores, blind)]
-    if "nll" in worse:
+    if "nll" in worse and _by_chance(quality):
+        found.append(
+            f"It predicts no better than a guess that ignores the inputs, as far as "
+            f"{quality['rows']:,} rows can tell. Give it more rows, or columns that are related to "
+            "the target."
+        )
+    elif "nll" in worse:
         found.append(
             "Do not use it: it predicts worse than a guess that ignores the inputs. Give it more "
             "rows, or columns that are related to the target."
@@ -87,6 +93,15 @@ def _is_worse(name: str, scores: Mapping[str, Any], blind: Mapping[str, Any]) ->
         return True
     higher = name == "accuracy"
     return bool((scores[name] < blind[name]) if higher else (scores[name] > blind[name]))
+
+
+def _by_chance(quality: Mapping[str, Any]) -> bool:
+    """Whether its probabilities are worse than the guess's by no more than chance explains."""
+    mine, blind = quality["scores"].get("nll"), quality["baseline"]["nll"]
+    error = quality.get("chance", {}).get("nll", 0.0)
+    if mine is None:
+        return False
+    return error is None or quality["rows"] < FEW or bool(mine - blind <= CHANCE * error)
 
 
 def _families(quality: Mapping[str, Any]) -> Families:

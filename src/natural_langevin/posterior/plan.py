@@ -16,7 +16,7 @@ import math
 import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -27,9 +27,8 @@ from natural_langevin.posterior.units import Units
 #: Draws of every chain that are kept where nobody says how many.
 DRAWS = 200
 FORMAT = 5
-#: ``keep`` below which chains are not compared: that takes 4 draws, thinning may halve them, and a
-#: part that goes on lose one more.
-FEWEST_COMPARED = 10
+#: ``keep`` below which chains are not compared: that takes 4 draws, and thinning may halve them.
+FEWEST_COMPARED = 8
 #: The reason of what a user has chosen.
 GIVEN = "given"
 
@@ -71,10 +70,8 @@ class EndRule:
     ends there if the chains agree and have ``ess`` effective draws in all, at ``rows`` of the
     inputs and around them. Otherwise it becomes burn-in, and a part ``growth`` times as long (or of
     all remaining steps) follows, which goes on if it lacks draws, or steps remain. Of the two
-    parts, a third is burn-in: the first, and the beginning of the next. Where that goes on, more of
-    its beginning is, so that it remains a third: in the first quarter of 340,000 steps 5-10-10-1 is
-    .2 nats from NUTS, later .05. ``remembered``: the batches that the metric of one part counts for
-    in the average of the next."""
+    parts, a third is burn-in: the first, and the beginning of the next. ``remembered``: the batches
+    that the metric of one part counts for in the average of the next."""
 
     first_part: int
     first_steps: int
@@ -106,16 +103,6 @@ class Calibration:
     spread: float | None = None
     widths: tuple[float, ...] = ()
     variance: float | None = None
-
-
-class Part(NamedTuple):
-    """A part of a run. ``dropped``: steps after burn-in whose draws are dropped where it goes on
-    beyond its end, so that a third of all steps is without draws, as of parts that end in time."""
-
-    steps: int
-    burn_in: int
-    thin: int
-    dropped: int = 0
 
 
 @dataclass(frozen=True)
@@ -179,14 +166,10 @@ class Plan:
     def lengths(self) -> list[tuple[int, int, int]]:
         """Steps, burn-in and thinning of the parts of the run; a part runs only if the one before
         was too short."""
-        return [(part.steps, part.burn_in, part.thin) for part in self.parts()]
-
-    def parts(self) -> list[Part]:
-        """The same, with the draws that a part drops where it goes on."""
         end = self.open_end
         if end is None:
-            return [Part(*self.usual(self.steps, self.burn_in, self.thin))]
-        rule, left, parts = end.rule, end.most, list[Part]()
+            return [self.usual(self.steps, self.burn_in, self.thin)]
+        rule, left, parts = end.rule, end.most, list[tuple[int, int, int]]()
         steps, more = max(rule.first_steps, self.steps // rule.first_part), [*self.extended]
         while not parts or left >= parts[-1][0]:
             part = left if left < 2 * steps else steps
@@ -194,13 +177,8 @@ class Plan:
             again = part * (rule.growth - 2) // (3 * rule.growth)
             part, burn_in, thin = self.usual(part, again if parts else None)
             steps = (more and more.pop(0)) or part
-            dropped = 0
-            if steps > part:
-                spent = sum(before.steps for before in parts)
-                dropped = max(0, (spent + steps) // 3 - spent - burn_in)
-                ratio = (steps - burn_in - dropped) / (part - burn_in)
-                thin *= 2 ** max(0, round(math.log2(ratio)))
-            parts.append(Part(steps, burn_in, thin, dropped))
+            thin *= 2 ** round(math.log2((steps - burn_in) / (part - burn_in)))
+            parts.append((steps, burn_in, thin))
             left, steps = 0 if end.given and not more else left - steps, rule.growth * steps
         return parts
 

@@ -113,7 +113,7 @@ def identity(
     """What a run must have in common with the one that a folder or another process holds: its
     description and its exact settings. Data and network are the user's own, also where the layers
     in front are computed beforehand."""
-    table = motion.rates(0, phase.steps, step_size, burn_in=phase.adapts)
+    table = motion.rates(0, phase.steps, step_size, burn_in=phase.burn_in)
     mode = "compiled" if engine.mode == "compiled" else "eager"
     problem = motion.problem
     found = config | exact_settings(problem.user.template, table.values, problem.prior, mode)

@@ -126,33 +126,25 @@ def check_memory(specs: Mapping[str, Spec], place: str | Path, device: torch.dev
 
 @dataclass(frozen=True)
 class Phase:
-    """One call of the loop: which iterates are kept. ``spent``: the steps of those before;
-    ``adapts``: those in which the metric is still averaged, burn-in but for a phase that goes on
-    (``Part.dropped``)."""
+    """One call of the loop: which iterates are kept. ``spent``: the steps of those before."""
 
     steps: int
     burn_in: int
     thin: int
     draws: int
     spent: int
-    adapts: int
 
     def continues(self, other: Phase) -> bool:
         """Whether it is the other with more steps."""
-        later = self.burn_in - other.burn_in
-        same = self.adapts == other.adapts and self.thin % other.thin == 0
-        return same and later >= 0 and later % other.thin == 0 and self.steps > other.steps
+        same = self.burn_in == other.burn_in and self.thin % other.thin == 0
+        return same and self.steps > other.steps
 
 
 def phases(plan: Plan, explores: schedules.Stages | None = None) -> list[Phase]:
     """Each is the last unless it was too short (``until``). ``explores``: see ``schedules``."""
     found, spent = list[Phase](), 0
-    for steps, burn_in, thin, dropped in plan.parts():
-        dropped = 0 if explores else dropped
-        apart, draws = check_thinning(steps - dropped, burn_in, thin, plan.keep, explores)
-        first = burn_in + -(-dropped // apart) * apart  # one of the iterates that were kept so far
-        if dropped:
-            draws = (steps - first) // apart
-        found.append(Phase(steps, first, apart, draws, spent, burn_in))
+    for steps, burn_in, thin in plan.lengths():
+        kept = check_thinning(steps, burn_in, thin, plan.keep, explores)
+        found.append(Phase(steps, burn_in, *kept, spent))
         spent += steps
     return found

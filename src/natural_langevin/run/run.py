@@ -292,7 +292,7 @@ def _shifted(callback: Callback | None, units: Units | None) -> Callback | None:
 def _swaps(motion: Motion, engine: Engine, every: int, phase: Phase) -> ReplicaExchange:
     """Swaps of chains before every so many steps of the engine."""
     found = ReplicaExchange(
-        engine, motion.problem, every=every, burn_in=phase.adapts, spent=phase.spent
+        engine, motion.problem, every=every, burn_in=phase.burn_in, spent=phase.spent
     )
     engine.pauses.append(found)
     return found
@@ -323,7 +323,7 @@ def _prepared(
     assert step_size is not None, "a plan without a step size"
     engine, state = preparation.engine(
         motion, steps=phase.steps, batch_size=plan.batch_size, step_size=step_size,
-        burn_in=phase.adapts, level=options.level,
+        burn_in=phase.burn_in, level=options.level,
     )  # fmt: skip
     if phase.spent and plan.end is not None:
         # The noise goes on too: slow directions would be pushed the same way once more.
@@ -336,7 +336,7 @@ def _prepared(
         engine.rates.remember(plan.end.rule.remembered)
     elif plan.descent is not None and planned is not None:
         # Nor is one known where the descent ends: gradients of few rows that are fitted vanish.
-        engine.rates.rise(phase.adapts // 4)
+        engine.rates.rise(phase.burn_in // 4)
     return step_size, engine, state
 
 

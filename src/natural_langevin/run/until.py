@@ -160,7 +160,5 @@ def further(phase: Phase, times: float, end: OpenEnd) -> int:
     left."""
     if end.given or times <= 1:
         return 0
-    draws = min(MARGIN * times, end.rule.growth) * (phase.steps - phase.burn_in)
-    # Steps that span so many, where a third of all of them is without draws (``Part.dropped``).
-    wanted = max(phase.adapts + draws, 1.5 * draws - phase.spent)
-    return min(round(wanted) - phase.steps, end.most - phase.spent - phase.steps)
+    more = (min(MARGIN * times, end.rule.growth) - 1) * (phase.steps - phase.burn_in)
+    return min(round(more), end.most - phase.spent - phase.steps)

@@ -3,7 +3,6 @@ gone on with in any phase, the same bits come out."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,10 +24,9 @@ class KilledError(BaseException):
     """The process is gone."""
 
 
-def too_short(so_far: Posterior, *_: Any) -> tuple[str, float]:
-    """Three parts: the second lacks draws and goes on, and is burn-in then."""
-    lacks = so_far.config.get("phase") == 1 and not so_far.plan.extended
-    return ("few draws", 1.01) if lacks else ("R-hat", math.inf)
+def too_short(so_far: Posterior, *_: Any) -> str:
+    """As many parts as there may be: two of them are burn-in."""
+    return "R-hat"
 
 
 @pytest.fixture(autouse=True)
@@ -70,8 +68,8 @@ def plain() -> Posterior:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(until, "too_short", too_short)
         found = run()
-    assert found.plan.extended == (0, 262)
-    assert found.config["steps_before"] == 60 + 262
+    assert len(found.plan.lengths()) == 3
+    assert found.config["steps_before"] == 60 + 180
     assert found.plan.descent
     assert found.plan.units is not None
     assert found.config["recipe"]["prior_scale"] is not None
@@ -119,9 +117,7 @@ def dies(of: Callable[..., Any], call: int) -> Callable[..., Any]:
         (descent, "losses", -1, True),
         (SampleCollector, "keep", 3, False),
         (until, "too_short", 1, True),  # at the end of the first part
-        (SampleCollector, "take_over", 1, True),  # when the second goes on
-        (SampleCollector, "take_over", 1, False),
-        (until, "too_short", 3, True),  # at its end then
+        (until, "too_short", 2, True),  # of the second
         (SampleCollector, "keep", -5, False),  # in the third
         pytest.param(SampleCollector, "keep", -5, True, marks=pytest.mark.thorough),
     ],
@@ -142,27 +138,6 @@ def test_killed_at_any_moment(
         with pytest.raises(KilledError):
             run(**options)
     assert_same(plain, run(**options))
-
-
-def test_a_part_that_goes_on_keeps_its_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its chains are those of a run that was as long from the start, of which fewer are kept."""
-    plan = sampler().plan(data())
-    monkeypatch.setattr(
-        until, "too_short",
-        lambda found, *_: ("", 1.0) if "phase" in found.config else ("R-hat", math.inf),
-    )  # fmt: skip
-    short, whole = run(plan=plan), run(plan=plan.longer(1, 600))
-    monkeypatch.setattr(until, "further", lambda phase, *_: {180: 181, 361: 239}.get(phase.steps))
-    more = run(plan=plan)
-    assert more.plan.extended == whole.plan.extended == (0, 600)
-    assert more.config["steps_before"] == short.config["steps_before"] == 60
-    assert more.config["burn_in"] == short.config["burn_in"] == 20
-    assert more.config["thin"] == 4 * short.config["thin"] == 24
-    assert (short.draws, more.draws) == (26, 24)  # between 1/sqrt(2) and sqrt(2) of those
-    for name, value in more.samples.items():
-        assert torch.equal(value, whole.samples[name]), name
-        assert torch.equal(value[:, :6], short.samples[name][:, 3::4]), name
-    assert torch.equal(more.trace, whole.trace)
 
 
 @pytest.mark.parametrize("stored", [False, True])

@@ -150,21 +150,20 @@ class Diagnosis:
         """Everything that was followed along the draws."""
         return {PREDICTIONS: self.mixing} | self.beyond | self.parameters
 
-    def unmixed(self, ess: float) -> tuple[str, float]:
+    def unmixed(self, ess: float) -> str:
         """Why the chains have not mixed, in short, and nothing where they agree with ``ess``
         effective draws in all, or as many as so few draws can show; of one chain, by these
-        alone. And how many times the draws that takes, infinity where they disagree."""
+        alone."""
         every, count = self.followed, sum(len(m.ess) for m in self.followed.values())
         if apart := self._apart():
             most = max(m.rhat.max() for m in apart.values())  # type: ignore[union-attr]
-            return f"R-hat is up to {said(most)}", math.inf
+            return f"R-hat is up to {said(most)}"
         if self.noise is not None and self.noise.differs:
-            return f"the chains have learned different noise levels, {self.noise}", math.inf
+            return f"the chains have learned different noise levels, {self.noise}"
         least = min(float(m.ess.min()) for m in every.values())
-        wanted = ess_limit(self.chains, self.draws, count, ess)
-        if least < wanted:
-            return f"there are as few as {least:.0f} effective draws", wanted / max(least, 1.0)
-        return "", 1.0
+        if least < ess_limit(self.chains, self.draws, count, ess):
+            return f"there are as few as {least:.0f} effective draws"
+        return ""
 
     def _mixing_verdicts(self) -> list[str]:
         found = []

@@ -26,7 +26,7 @@ from natural_langevin.posterior.units import Units
 
 #: Draws of every chain that are kept where nobody says how many.
 DRAWS = 200
-FORMAT = 5
+FORMAT = 6
 #: ``keep`` below which chains are not compared: that takes 4 draws, and thinning may halve them.
 FEWEST_COMPARED = 8
 #: The reason of what a user has chosen.
@@ -69,9 +69,9 @@ class EndRule:
     The first part has a fraction 1 / ``first_part`` of the steps, at least ``first_steps``. The run
     ends there if the chains agree and have ``ess`` effective draws in all, at ``rows`` of the
     inputs and around them. Otherwise it becomes burn-in, and a part ``growth`` times as long (or of
-    all remaining steps) follows, which goes on if it lacks draws, or steps remain. Of the two
-    parts, a third is burn-in: the first, and the beginning of the next. ``remembered``: the batches
-    that the metric of one part counts for in the average of the next."""
+    all remaining steps) follows, of which the same is asked while steps remain. Of the two parts, a
+    third is burn-in: the first, and the beginning of the next. ``remembered``: the batches that the
+    metric of one part counts for in the average of the next."""
 
     first_part: int
     first_steps: int
@@ -85,12 +85,11 @@ class EndRule:
 class OpenEnd:
     """The end of a run whose length was not given: by the ``rule``, or after ``most`` steps in all.
     ``of``: the steps that this was made for; if the plan's steps are changed, they are run as
-    given. ``given``: whether the last phase that was ``extended`` ends it."""
+    given. A phase that was ``extended`` ends it."""
 
     of: int
     most: int
     rule: EndRule
-    given: bool = False
 
 
 @dataclass(frozen=True)
@@ -179,15 +178,14 @@ class Plan:
             steps = (more and more.pop(0)) or part
             thin *= 2 ** round(math.log2((steps - burn_in) / (part - burn_in)))
             parts.append((steps, burn_in, thin))
-            left, steps = 0 if end.given and not more else left - steps, rule.growth * steps
+            left, steps = 0 if self.extended and not more else left - steps, rule.growth * steps
         return parts
 
-    def longer(self, phase: int, steps: int, *, given: bool = False) -> Plan:
+    def longer(self, phase: int, steps: int) -> Plan:
         """The same with so many steps in a phase, and its burn-in; of a run of open length about as
         many draws are kept."""
-        if (end := self.open_end) is not None:
-            before = (*self.extended, *[0] * phase)[:phase]
-            return replace(self, extended=(*before, steps), end=replace(end, given=given))
+        if self.open_end is not None:
+            return replace(self, extended=(*[0] * phase, steps))
         _, burn_in, thin = self.lengths()[0]
         return replace(self, steps=steps, burn_in=burn_in, thin=thin, end=None)
 

@@ -126,7 +126,7 @@ def resumed(
     asked = _with_loaders_batch(motion, asked)
     if asked.steps is not None and asked.steps >= steps:
         kept = resumed(motion, given, plan, replace(asked, steps=None), phase=phase, steps=steps)
-        return kept if asked.steps == steps else kept.longer(phase, asked.steps, given=True)
+        return kept if asked.steps == steps else kept.longer(phase, asked.steps)
     if not given.by_recipe:
         fresh = _given_plan(motion, given, replace(asked, steps=asked.steps or plan.steps))
         names = ("step_size", "falls_from", "measured", "reasons", "decided")

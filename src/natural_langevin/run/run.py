@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -211,18 +210,14 @@ def _phase(
             engine.prepare(state._replace(step=state.step.clamp_max(last)))
             check_same_way(saved.way, engine.arithmetic)
         elif (end := plan.open_end) is not None and not interrupted and running:
-            why, times = until.too_short(so_far(state), engine.stream, end.rule)
-            # With the first part's metric, of few batches, chains that went on were lost.
-            if number + 1 < len(todo) and (times == math.inf or (why and not number)):
+            why = until.too_short(so_far(state), engine.stream, end.rule)
+            if why and number + 1 < len(todo):
+                # With a metric of few batches, chains that went on were thrown out, or lost.
                 more = todo[number + 1].steps
                 log.info("%s: %d steps were burn-in, and %d follow", why, phase.steps, more)
                 return _Part(plan, number + 1, old, state)
-            if more := until.further(phase, times, end):
-                log.info("%s after %d steps: %d more follow", why, phase.steps, more)
-                longer = plan.longer(number, phase.steps + more)
-            else:
-                config["ended"] = f"no steps are left: {why}" if why else "its chains agree"
-                log.info("the run ends: %s", config["ended"])
+            config["ended"] = f"no steps are left: {why}" if why else "its chains agree"
+            log.info("the run ends: %s", config["ended"])
         if longer is not None and longer != plan:
             return _Part(longer, number, old, state, (collector, steps))
         config |= description.length_reached(plan, phase, target, state, interrupted)

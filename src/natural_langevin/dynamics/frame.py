@@ -353,7 +353,8 @@ class LangevinDynamics:
     def damping(self, names: Iterable[str], num_data: float | Tensor) -> Damping:
         """epsilon of these parameters, for drift and noise alike."""
         own = {k: self.prior[k] for k in names}
-        return resolve_damping(self.preconditioner, own, self.weight(num_data))
+        discrete = self.gradients.likelihood.discrete
+        return resolve_damping(self.preconditioner, own, self.weight(num_data), discrete=discrete)
 
     def noise_scale(self, rates: Rates, num_data: float | Tensor, share: float = 1.0) -> Tensor:
         """sqrt(2 eta T / (beta N)), with ``share`` under the root: (chain,)."""

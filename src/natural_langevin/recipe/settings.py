@@ -338,11 +338,11 @@ class Settings:
     #: and around them, with 100 effective draws in all of what is worst: means are known there to a
     #: tenth of a deviation, and an interval for 95 % of n draws holds .95 n / (n + 1) of what they
     #: are drawn from (with 50: .92, beyond the data of 1-8-1). Otherwise it is burn-in of a part
-    #: three times as long, and so forth while there are steps: draws that a short burn-in's metric
+    #: five times as long, and so forth while there are steps: draws that a short burn-in's metric
     #: goes on with were thrown to where the data are hundreds of nats less likely. A metric counts
     #: for 25 batches in the part that follows.
     end: EndRule = EndRule(
-        first_part=4, first_steps=2_000, growth=3, rows=32, remembered=25, ess=100.0
+        first_part=4, first_steps=2_000, growth=5, rows=32, remembered=25, ess=100.0
     )
     search: Search = Search()
     time: Time = Time()

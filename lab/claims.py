@@ -596,7 +596,7 @@ def decided() -> str:
          f"{c.end.first_steps:,} steps at least, otherwise parts {c.end.growth} times as long, up "
          f"to {c.cheap.unmixed * c.length.most:,} (tables {c.length.most:,}) or a budget of "
          "operations (tens of seconds on a CPU)"),
-        ("burn-in", "a third; a ninth of later parts"),
+        ("burn-in", "a third; a fifth of later parts"),
         ("draws", f"about {c.cost.most_draws} per chain, {c.cost.fewest_draws} at least if "
          "predicting with more would be slow"),
     )  # fmt: skip

@@ -18,7 +18,7 @@ from natural_langevin.run.loop import DivergenceError
 from natural_langevin.sklearn import NaturalLangevinClassifier, NaturalLangevinRegressor
 from natural_langevin.tabular import recipe
 from natural_langevin.tabular import settings as settings_module
-from natural_langevin.tabular.crossvalidation import Clock, TableFit, split
+from natural_langevin.tabular.crossvalidation import TableFit, split
 from natural_langevin.tabular.inputs import plain_inputs
 from natural_langevin.tabular.outcome import Outcome
 from natural_langevin.tabular.predictive import Networks, Predictive
@@ -78,10 +78,10 @@ def test_a_view_that_diverges_is_left_out(monkeypatch):
     here, view = table_fit()
     on_folds = TableFit.on_folds
 
-    def some_fail(self: TableFit, view: View, plan, **given):
+    def some_fail(self: TableFit, view: View, plan):
         if view.settings.layers == (3,):
             raise DivergenceError("for the test")
-        return on_folds(self, view, plan, **given)
+        return on_folds(self, view, plan)
 
     monkeypatch.setattr(TableFit, "on_folds", some_fail)
     trials = recipe.Trials(here)
@@ -91,32 +91,6 @@ def test_a_view_that_diverges_is_left_out(monkeypatch):
     trials.run(view)
     assert trials.best.view is view
     assert trials.weighed()[0] == [trials.best]
-
-
-def test_views_have_as_many_steps_where_time_is_limited():
-    """The first has as many as a share of the time allows, and the others as many as it had,
-    however many their own plans have; with given steps, half of those."""
-    here, view = table_fit()
-    for given, steps in ((30, 15), ("auto", 40)):
-        settings = replace(here.settings, steps=given)
-        fit = replace(here, settings=settings, clock=Clock(1e4))
-        plan = fit.plan(replace(view, settings=settings), 1.0)
-        assert fit.on_folds(view, plan, steps=40).steps == steps
-
-
-def test_the_first_view_decides_about_the_steps_of_others(monkeypatch):
-    here, view = table_fit()
-    trial, given = here.on_folds(view, here.plan(view)), []
-
-    def on_folds(self: TableFit, view: View, plan, **more):
-        given.append(more)
-        return replace(trial, steps=7)
-
-    monkeypatch.setattr(TableFit, "on_folds", on_folds)
-    trials = recipe.Trials(here, expected=4)
-    trials.run(view)
-    trials.run(view)
-    assert given == [{"share": 0.2, "steps": None}, {"share": 0.2, "steps": 7}]
 
 
 def test_views_that_predict_best_together_are_mixed():

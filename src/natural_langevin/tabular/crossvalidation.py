@@ -56,9 +56,6 @@ PARTS, MOST_LATER, FEWEST_TIMES = (0.5, 0.75), 250, 30
 LONGER = 3
 #: Where a call has so many seconds: the part of them for the first plan, and when folds are over.
 PLANNING, COMPARING = 0.3, 0.45
-#: Steps of views on folds there: all have as many, since what runs longer predicts better; so many
-#: at least, if half of what is left allows them, and at most.
-FEWEST_TIMED, MOST_TIMED = 2_000, 50_000
 #: A view on folds may take this part of what was spent before in any case: its descent is where the
 #: last run begins.
 LEAST = 0.5
@@ -68,14 +65,13 @@ LEAST = 0.5
 class Trial:
     """A view's plan, its networks' predictions for the rows of every fold, and the end of its
     chains: weights and states of the likelihoods, (chain, ...). ``later``: what chains that saw the
-    past alone say of rows after it. ``steps``: of these runs."""
+    past alone say of rows after it."""
 
     view: View
     plan: Plan
     folds: list[Networks]
     end: tuple[Params, Params]
     later: list[Networks] = field(default_factory=list)
-    steps: int = 0
 
 
 class Past(NamedTuple):
@@ -140,13 +136,12 @@ class TableFit:
             return Plan.from_json(known.read_text(encoding="utf-8"))
         rows = self._repeated
         sampler = self._sampler(view, self.settings.chains, len(rows), prior_scale)
-        settings, limit = self.settings, self.clock.until(PLANNING)
-        if limit is not None:  # of later views, half of what is left for comparing
-            limit = max(limit, (self.clock.until(COMPARING) or 0.0) / 2, 0.1)
+        limit = self.clock.until(PLANNING)
+        settings = self.settings
         batch = settings.given_batch and min(settings.given_batch, len(rows))
         plan = sampler.plan(
             self._data(view, rows), steps=settings.given_steps, batch_size=batch,
-            seconds=limit,
+            seconds=None if limit is None else max(limit, 0.1),
         )  # fmt: skip
         plan = replace(plan, seconds=None)  # which are those of the plan
         if settings.prior_variance == AUTO and plan.prior_scale is None:
@@ -156,29 +151,23 @@ class TableFit:
             write(known, plan.to_json().encode())
         return plan
 
-    def on_folds(
-        self, view: View, plan: Plan, *, share: float = 1.0, steps: int | None = None
-    ) -> Trial:
-        """The view on the folds; ``DivergenceError`` where a chain is lost. Where time is limited,
-        it has so many ``steps`` as others had, and the first one, for which they are None, as many
-        as there is time for in a ``share`` of what is left; at most half of that in any case."""
+    def on_folds(self, view: View, plan: Plan) -> Trial:
+        """The view on the folds; ``DivergenceError`` where a chain is lost."""
         rows = self._repeated
         seen = [(~torch.isin(rows, fold)).nonzero().flatten() for fold in self.folds]
         seen += [torch.isin(rows, past.seen).nonzero().flatten() for past in self.past]
         size = max(map(len, seen))  # where one sees fewer, some of them more than once
         every = [own[torch.arange(size) * len(own) // size] for own in seen]
         data = Subsets(*self._data(view, rows), torch.stack(every))
-        given = self.settings.given_steps
-        usual = max(FEWEST_STEPS, plan.steps // PART) if given is None else -(-given // 2)
+        steps = self.settings.given_steps
+        steps = max(FEWEST_STEPS, plan.steps // PART) if steps is None else -(-steps // 2)
         short = replace(
-            plan, steps=usual, end=None, draws=DRAWS, batch_size=min(plan.batch_size, size)
+            plan, steps=steps, end=None, draws=DRAWS, batch_size=min(plan.batch_size, size)
         )
         sampler = self._sampler(view, len(seen), size, seed=1)
         seconds, took = None, self._pace(sampler, data, short)
         if (left := self.clock.until(COMPARING)) is not None:
-            if given is None:
-                usual = steps or min(MOST_TIMED, max(FEWEST_TIMED, int(share * left / took)))
-            short = replace(short, steps=min(usual, max(10, int(left / 2 / took))))
+            short = replace(short, steps=min(steps, max(10, int(left / 2 / took))))
             seconds = max(left, LEAST * self.clock.spent)
         run = self._run(
             sampler, data, short, f"comparing {view} on held-out rows", trial=True, seconds=seconds
@@ -191,7 +180,7 @@ class TableFit:
         ]
         count = len(self.folds)
         weights, learned = ({k: v[:count] for k, v in tree.items()} for tree in ended(run))
-        return Trial(view, plan, said[:count], (weights, learned), said[count:], steps=short.steps)
+        return Trial(view, plan, said[:count], (weights, learned), said[count:])
 
     def on_all_rows(
         self,

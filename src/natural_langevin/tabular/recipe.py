@@ -40,8 +40,6 @@ log = logging.getLogger("natural_langevin")
 #: Weights that are no whole numbers become about this many repetitions of an average row, or as
 #: many as make no more rows than that.
 REPETITIONS, MOST_REPEATED = 10, 2_000_000
-#: Views beside those of the outcomes, at most: see ``_more``.
-FURTHER_VIEWS = 3
 #: Views in the mixture at most.
 MOST_MEMBERS = 3
 #: Where a call has so many seconds: the part of them after which runs are over.
@@ -92,7 +90,7 @@ def learn(
     views = [View(outcome, first, settings) for outcome in offered]
     if not fit.folds:
         return _without_folds(fit, views[0])
-    trials = Trials(fit, len(views) + FURTHER_VIEWS)
+    trials = Trials(fit)
     # The prior's scale is chosen by the view whose chains bear the least: noise as an output.
     for view in reversed(views):
         trials.run(view)
@@ -121,32 +119,29 @@ def _more(trials: Trials, asked: Settings, seen: Tensor) -> Iterator[View]:
 
 class Trials:
     """Runs views on the folds, and keeps what they gave. The first decides about the prior's scale
-    for all, and about their steps where time is limited; ``expected``: how many there will be."""
+    for all."""
 
-    def __init__(self, fit: TableFit, expected: int = 1) -> None:
+    def __init__(self, fit: TableFit) -> None:
         self.fit, self.y = fit, fit.y[torch.cat(fit.folds)]
         self._done: list[Trial] = []
         self._nll: list[Tensor] = []
-        self._took, self._share = 0.0, 1 / (expected + 1)  # pilots and descents take time as well
+        self._took = 0.0
 
     def run(self, view: View) -> None:
-        """Tries one more view on the folds, where there is as much time as the last one took; one
-        that diverges is left out."""
+        """Tries one more view on the folds, where there is time; one that diverges is left out."""
         clock, began = self.fit.clock, self.fit.clock.spent
         left = clock.until(crossvalidation.COMPARING)
         if self._done and left is not None and left < self._took:
             return
         try:
             scale = self._done[0].plan.prior_scale if self._done else self.fit.first_scale
-            steps = self._done[0].steps if self._done else None
-            plan = self.fit.plan(view, scale)
-            trial = self.fit.on_folds(view, plan, share=self._share, steps=steps)
+            trial = self.fit.on_folds(view, self.fit.plan(view, scale))
         except DivergenceError:
             log.info("%s: chains diverged, so it is left out", view)
             return
         self._done.append(trial)
         self._nll.append(rows_nll(_held_out(trial), self.y))
-        self._took = clock.spent - began
+        self._took = max(self._took, clock.spent - began)
 
     @property
     def best(self) -> Trial:

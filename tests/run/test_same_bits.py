@@ -69,7 +69,7 @@ def plain() -> Posterior:
         patch.setattr(until, "too_short", too_short)
         found = run()
     assert len(found.plan.lengths()) == 3
-    assert found.config["steps_before"] == 60 + 180
+    assert found.config["steps_before"] == 60 + 300
     assert found.plan.descent
     assert found.plan.units is not None
     assert found.config["recipe"]["prior_scale"] is not None

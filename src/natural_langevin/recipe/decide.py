@@ -402,7 +402,6 @@ def _length(
         thin=asked.thin,
         work=costs.per_sample * problem.chains.count * plan.batch_size,
         fewest=costs.fewest_steps(problem.rows()[2], plan.batch_size, problem.chains.count),
-        few=problem.weights <= costs.settings.step_size.most_weights,
     )  # fmt: skip
     found = length(steps=steps)
     if affordable is not None:

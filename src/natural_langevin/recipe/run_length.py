@@ -38,11 +38,9 @@ def choose(
     thin: int | None,
     work: float,
     fewest: int | None = None,
-    few: bool = False,
 ) -> Length:
     """Chooses the length where it was not given; ``work``: operations of one step, ``fewest``: the
-    least number of steps (None: the budget's), ``few``: whether there are so few weights that the
-    posterior itself is of interest."""
+    least number of steps (None: the budget's)."""
     end, reason, relaxations = None, "given", settings.step_size.relaxations
     length = settings.length
     if steps is None:
@@ -53,6 +51,7 @@ def choose(
             affordable = min(affordable, length.most)
         steps = min(max(length.fewest, wanted), affordable)
         if burn_in is None and thin is None:
+            few = choice.slowest is not None  # weights, of which all curvatures are known
             longer = length.unmixed if few or choice.way == "native" else 1
             most = min(affordable, longer * _most(choice.way, settings))
             rule = replace(settings.end, ess=settings.step_size.ess) if few else settings.end

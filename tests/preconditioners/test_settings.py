@@ -108,20 +108,25 @@ def test_damping_is_the_priors_share_of_the_curvature() -> None:
         "w": priors.Gaussian(0.1), "c": priors.Gaussian(chains), "f": priors.Flat(),
         "n": priors.NormalInverseGamma(alpha=2.0, beta=0.5),
     }  # fmt: skip
-    found = resolve_damping(DiagonalFisher(), prior, 60_000)
+    found = resolve_damping(DiagonalFisher(), prior, 60_000, discrete=True)
     assert found["w"] == pytest.approx(1 / 6000)  # the paper's 1e-4, but for a factor of 5/3
     torch.testing.assert_close(found["c"], 1 / (60_000 * chains))
     assert found["f"] == FLAT_DAMPING
     assert found["n"] == pytest.approx(4 / 60_000)
     # A confident network has almost no model Fisher: never below 1e-2.
-    model = resolve_damping(DiagonalFisher(targets="model"), prior, 60_000)
+    model = resolve_damping(DiagonalFisher(targets="model"), prior, 60_000, discrete=True)
     assert model["w"] == 1e-2
     assert model["c"].tolist() == [1e-2, 1e-2]
-    assert resolve_damping(DiagonalFisher(targets="model"), prior, 50)["w"] == pytest.approx(0.2)
+    assert resolve_damping(DiagonalFisher(targets="model"), prior, 50, discrete=True)[
+        "w"
+    ] == pytest.approx(0.2)
+    # Real targets have gradients everywhere, in units of their own.
+    model = resolve_damping(DiagonalFisher(targets="model"), prior, 60_000, discrete=False)
+    assert model["w"] == pytest.approx(1 / 6000)
     # RMSProp's C^{-1} is a root.
-    assert resolve_damping(RMSProp(), prior, 50)["w"] == pytest.approx(0.2**2)
+    assert resolve_damping(RMSProp(), prior, 50, discrete=True)["w"] == pytest.approx(0.2**2)
     # N may be a tensor, as in a compiled step.
-    tensor = resolve_damping(DiagonalFisher(), prior, torch.tensor(50.0))
+    tensor = resolve_damping(DiagonalFisher(), prior, torch.tensor(50.0), discrete=True)
     assert float(tensor["w"]) == pytest.approx(0.2)
 
 
@@ -143,10 +148,12 @@ def test_where_the_data_say_nothing_the_prior_alone_moves(kind) -> None:  # type
 
 def test_largest_step_follows_the_damping() -> None:
     prior = {"w": priors.Gaussian(0.1), "b": priors.Gaussian(torch.tensor([1.0, 0.5]))}
-    assert largest_step(DiagonalFisher(), prior, 48) == pytest.approx(1.0)
-    assert largest_step(DiagonalFisher(damping=1e-4), prior, 48) == pytest.approx(4.8e-4)
-    assert largest_step(DiagonalFisher(), {"w": priors.Flat()}, 48) == math.inf
-    assert largest_step(RMSProp(), prior, 48) == pytest.approx(1.0)
+    assert largest_step(DiagonalFisher(), prior, 48, discrete=True) == pytest.approx(1.0)
+    assert largest_step(DiagonalFisher(damping=1e-4), prior, 48, discrete=True) == pytest.approx(
+        4.8e-4
+    )
+    assert largest_step(DiagonalFisher(), {"w": priors.Flat()}, 48, discrete=True) == math.inf
+    assert largest_step(RMSProp(), prior, 48, discrete=True) == pytest.approx(1.0)
 
 
 def test_one_damping_per_tensor_and_chain_in_drift_and_noise() -> None:

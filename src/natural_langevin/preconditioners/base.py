@@ -153,7 +153,7 @@ class Preconditioner:
         metric is frozen after burn-in."""
         return settles if self.fresh == "burn-in" else bool(self.fresh)
 
-    def damping_from(self, curvature: float | Tensor, *, discrete: bool = True) -> float | Tensor:
+    def damping_from(self, curvature: float | Tensor, *, discrete: bool) -> float | Tensor:
         """epsilon of ``damping="prior"``, for a prior of this curvature per datum, 1/(N variance):
         the curvature itself where C^{-1} is J + epsilon."""
         return curvature
@@ -284,7 +284,7 @@ class FisherPreconditioner(AveragedPreconditioner):
         _one_of("targets", self.targets, "data", "model")
         _one_of("sharing", self.sharing, *self.sharings)
 
-    def damping_from(self, curvature: float | Tensor, *, discrete: bool = True) -> float | Tensor:
+    def damping_from(self, curvature: float | Tensor, *, discrete: bool) -> float | Tensor:
         """The curvature itself; with ``targets="model"`` and discrete targets at least
         ``MODEL_DAMPING``."""
         if self.targets == "data" or not discrete:
@@ -328,16 +328,16 @@ FLAT_DAMPING = 1e-4
 
 def resolve_damping(
     preconditioner: Preconditioner, priors: Mapping[str, Prior], num_data: float | Tensor,
-    *, discrete: bool = True,
+    *, discrete: bool,
 ) -> dict[str, float | Tensor]:  # fmt: skip
     """epsilon of every parameter: a number, or (chain,) where the prior's variance is.
     ``discrete``: whether targets are.
 
     >>> from natural_langevin.preconditioners import DiagonalFisher
     >>> from natural_langevin.priors import Flat, Gaussian
-    >>> resolve_damping(DiagonalFisher(), {"w": Gaussian(0.1), "b": Flat()}, 50)
+    >>> resolve_damping(DiagonalFisher(), {"w": Gaussian(0.1), "b": Flat()}, 50, discrete=False)
     {'w': 0.2, 'b': 0.0001}
-    >>> resolve_damping(DiagonalFisher(damping=0.3), {"w": Gaussian(0.1)}, 50)
+    >>> resolve_damping(DiagonalFisher(damping=0.3), {"w": Gaussian(0.1)}, 50, discrete=False)
     {'w': 0.3}
     """
     given = preconditioner.damping

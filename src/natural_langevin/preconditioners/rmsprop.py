@@ -23,7 +23,7 @@ from natural_langevin.statistics import Statistics
 class RMSProp(AveragedPreconditioner):
     """C_ii = (D_ii + damping)^{-1/2}; noise (D_ii + damping)^{-1/4} z."""
 
-    def damping_from(self, curvature: float | Tensor, *, discrete: bool = True) -> float | Tensor:
+    def damping_from(self, curvature: float | Tensor, *, discrete: bool) -> float | Tensor:
         """The square of the prior's curvature: C is the prior's N variance where D vanishes."""
         return curvature * curvature
 

@@ -338,7 +338,10 @@ def by_held_out_rows(motion: Motion, rule: Search, *, steps: int, batch_size: in
         shape = (len(rows), len(etas), splits)
         return nll.mean(-1).unflatten(0, shape).mean(-1), running.unflatten(0, shape).all(-1)
 
-    limit = largest_step(dynamics.preconditioner, dynamics.prior, dynamics.weight(num_data))
+    discrete = dynamics.gradients.likelihood.discrete
+    limit = largest_step(
+        dynamics.preconditioner, dynamics.prior, dynamics.weight(num_data), discrete=discrete
+    )
     nll, running = scored(etas)
     for _ in range(rule.extensions):
         more = _beyond(etas, nll, running & nll.isfinite(), limit, rule)
@@ -404,7 +407,8 @@ def _engine(
 def candidates(dynamics: LangevinDynamics, num_data: float, rule: Search) -> Tensor:
     """Step sizes to try, smallest first: float64. None that the prior alone makes unstable."""
     metric = dynamics.preconditioner
-    limit = largest_step(metric, dynamics.prior, dynamics.weight(num_data))
+    discrete = dynamics.gradients.likelihood.discrete
+    limit = largest_step(metric, dynamics.prior, dynamics.weight(num_data), discrete=discrete)
     largest = min(metric.largest_tried, limit)
     # Three digits read well, and rounding down keeps below the limit.
     exponents = range(rule.candidates - 1, -1, -1)

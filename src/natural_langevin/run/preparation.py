@@ -100,7 +100,10 @@ def _check_rates(
     if integrator.overshoots:
         problem = motion.problem
         count = num_data if problem.power is None else num_data * problem.power
-        warn_if_stiff(motion.preconditioner, problem.prior, float(kept.max()), count, level=level)
+        warn_if_stiff(
+            motion.preconditioner, problem.prior, float(kept.max()), count,
+            discrete=problem.likelihood.discrete, level=level,
+        )  # fmt: skip
 
 
 def _all_rows(x: Tensor, y: Tensor, chains: int) -> tuple[Tensor, Tensor]:

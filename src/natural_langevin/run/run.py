@@ -95,8 +95,8 @@ class Options:
 
 
 def run(motion: Motion, plan: Plan, options: Options) -> Posterior:
-    """The posterior of a plan. A phase that was too short goes on, or the next follows from where
-    it ended. A checkpoint's phase is gone on with, beyond its end if the plan has more steps.
+    """The posterior of a plan. A phase that was too short is followed by the next, from where it
+    ended. A checkpoint's phase is gone on with, beyond its end if the plan has more steps.
 
     ``motion``: the plan's (``recipe.decide.follow``)."""
     todo = phases(plan, _stages(motion))

@@ -35,8 +35,9 @@ def known_step_size(value: StepSize | Literal["auto"]) -> StepSize:
 
 
 def largest_step(
-    preconditioner: Preconditioner, prior: dict[str, Prior], num_data: float | Tensor
-) -> float:
+    preconditioner: Preconditioner, prior: dict[str, Prior], num_data: float | Tensor,
+    *, discrete: bool,
+) -> float:  # fmt: skip
     """eta / k, where k is the rate at which the prior alone pulls a weight that no datum sees.
 
     There C has its largest value c, and a step is theta <- (1 - k) theta + noise with
@@ -45,8 +46,9 @@ def largest_step(
 
     so k = eta with ``damping="prior"``. The variance comes out as the prior's / (1 - k/2); beyond 1
     steps overshoot, and beyond 2 ever further: a chain will diverge whatever the data say.
-    Infinite where the prior does not pull. ``num_data``: times the power of the likelihood."""
-    damping = resolve_damping(preconditioner, prior, num_data)
+    Infinite where the prior does not pull. ``num_data``: times the power of the likelihood;
+    ``discrete``: whether targets are."""
+    damping = resolve_damping(preconditioner, prior, num_data, discrete=discrete)
     limits = []
     for name, one in prior.items():
         epsilon = torch.as_tensor(damping[name], dtype=torch.float64)
@@ -62,10 +64,11 @@ def warn_if_stiff(
     step_size: float,
     num_data: float | Tensor,
     *,
+    discrete: bool,
     level: int = logging.WARNING,
 ) -> None:
     """Warns before the run if the step size exceeds ``largest_step``."""
-    k = step_size / largest_step(preconditioner, prior, num_data)
+    k = step_size / largest_step(preconditioner, prior, num_data, discrete=discrete)
     if k < STIFF:
         return
     effect = "grows without bound, and the chain diverges"

@@ -170,7 +170,11 @@ NAMES = tuple(
     + [f"perceptron: {what}" for what in _tables()]
 )
 USUAL = Settings()
-FURTHER = replace(USUAL, descent=replace(USUAL.descent, costly_enough=0.1, most_work=2e11))
+KINDS = ("places", "eager")
+FURTHER = replace(
+    USUAL,
+    cost=replace(USUAL.cost, **{k: replace(getattr(USUAL.cost, k), descent=2e11) for k in KINDS}),
+)
 #: Arguments of ``Langevin`` and, where it has them, of ``sample``.
 VARIANTS: dict[str, dict[str, Any]] = {
     "ours": {},

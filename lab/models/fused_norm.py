@@ -190,7 +190,40 @@ class FusedNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        if differentiated_again(dy, *ctx.saved_tensors):
+            inputs = tuple(v.view_as(v) for v in ctx.saved_tensors)  # that of nothing is another's
+            y = _plain(*inputs, ctx.eps, ctx.parts)
+            return *with_graph(y, inputs, dy), None, None
         return *_gradients(*ctx.saved_tensors, dy, ctx.eps, ctx.parts), None, None
+
+
+def _plain(
+    z: Tensor, shift: Tensor, weight: Tensor, bias: Tensor, threshold: Tensor, other: Tensor,
+    eps: float, parts: Parts,
+) -> Tensor:  # fmt: skip
+    """y by operations that have derivatives of every order."""
+    shift, weight, bias, threshold = (v[:, None, None] for v in (shift, weight, bias, threshold))
+    x = z.float() + shift if parts.shift else z.float()
+    r = (x.square().mean((2, 3), keepdim=True) + eps).rsqrt()
+    m = torch.maximum(weight * x * r + bias, threshold)
+    m = m + other if parts.other else m
+    return (m * m.sigmoid() if parts.silu else m).to(z.dtype)
+
+
+def with_graph(y: Tensor, inputs: tuple[Tensor, ...], dy: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients of ``inputs``, with their own graph."""
+    needed = [v for v in inputs if v.requires_grad]
+    found = iter(torch.autograd.grad(y, needed, dy, create_graph=True, allow_unused=True))
+    return tuple(next(found) if v.requires_grad else None for v in inputs)
+
+
+def differentiated_again(dy: Tensor, *inputs: Tensor) -> bool:
+    """Whether a gradient that comes here has its own graph made (``create_graph``); those of
+    torch.func always have, and are not differentiated again."""
+    functorch: Any = torch._C._functorch
+    if not torch.is_grad_enabled() or not any(v.requires_grad for v in inputs):
+        return False
+    return not any(functorch.is_functorch_wrapped_tensor(v) for v in (dy, *inputs))
 
 
 def _gradients(*inputs: Any) -> tuple[Tensor | None, ...]:

@@ -20,7 +20,14 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from lab.models.fused_norm import batched, channels_last, close, total
+from lab.models.fused_norm import (
+    batched,
+    channels_last,
+    close,
+    differentiated_again,
+    total,
+    with_graph,
+)
 
 log = logging.getLogger("natural_langevin")
 
@@ -101,8 +108,10 @@ class NarrowConv(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
+        if differentiated_again(dy, x, weight):
+            return with_graph(F.conv2d(x, weight, padding=1), (x, weight), dy)
         dx = _Turned.apply(dy, weight) if ctx.needs_input_grad[0] else None
         return dx, _Correlated.apply(x, dy).to(weight.dtype)
 

@@ -29,7 +29,7 @@ from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.posterior.units import in_standard_units
 from natural_langevin.recipe import decide, open_settings, rules
-from natural_langevin.recipe.decide import Asked
+from natural_langevin.recipe.decide import Asked, Decided
 from natural_langevin.recipe.open_settings import Given
 from natural_langevin.recipe.settings import Settings
 from natural_langevin.run import description, preparation, temperature_probe
@@ -483,7 +483,8 @@ class Langevin:
             options = dataclasses.replace(options, limit=limit, **local._asdict())
             motion = motion.on(_easier(motion.problem.on(data), self.given, plan))
             if plan is None:
-                plan = self._decided(motion, asked, options)
+                plan, begin = self._decided(motion, asked, options)
+                options = dataclasses.replace(options, begin=begin)
             else:
                 plan = decide.adopted(motion, self.given, plan, asked)
             return run(decide.follow(motion, plan), plan, options)
@@ -523,16 +524,17 @@ class Langevin:
         options = Options(limit=self._limit(asked))
         with self._own_network() as motion, self._threads():
             problem = _easier(motion.problem.on(data), self.given, None)
-            return self._decided(motion.on(problem), asked, options)
+            return self._decided(motion.on(problem), asked, options).plan
 
-    def _decided(self, motion: Motion, asked: Asked, options: Options) -> Plan:
+    def _decided(self, motion: Motion, asked: Asked, options: Options) -> Decided:
         there, title = resumed_config(options.checkpoint, self.mesh), options.progress
         if title and self.given.by_recipe and not there:
             notices.announce(motion.problem, title if isinstance(title, str) else "sampling")
         known = Plan.from_config(there)
         if known is not None and decide.is_of(known, self.given):
             phase, steps = int(there.get("phase", 0)), int(there["steps"])
-            return decide.resumed(motion, self.given, known, asked, phase=phase, steps=steps)
+            plan = decide.resumed(motion, self.given, known, asked, phase=phase, steps=steps)
+            return Decided(plan)
         return decide.decide(motion, self.given, asked, options.limit)
 
     def _limit(self, asked: Asked, *, ends: bool = False) -> TimeLimit:
@@ -541,7 +543,12 @@ class Langevin:
         wanted = parse_until(asked.until)
         share = self.given.settings.time
         limit = TimeLimit(
-            asked.seconds, least=share.least, search=share.search, finish=share.finish, ends=ends
+            asked.seconds,
+            least=share.least,
+            search=share.search,
+            finish=share.finish,
+            descent=share.descent,
+            ends=ends,
         )
         counts = asked.steps is None or wanted is not None
         return limit if counts and self.mesh.world == 1 else TimeLimit()
@@ -607,7 +614,7 @@ class Langevin:
         motion = motion.on(problem)
         if plan is None and step_size is None and self.given.by_recipe:
             asked = Asked(batch_size=batch_size)
-            plan = decide.decide(motion, self.given, asked)
+            plan = decide.decide(motion, self.given, asked).plan
         if plan is not None:
             motion, batch_size = decide.follow(motion, plan), batch_size or plan.batch_size
             step_size = plan.schedule() if step_size is None else step_size

@@ -71,12 +71,19 @@ def test_chains_that_come_downhill_begin_with_small_steps(monkeypatch: pytest.Mo
     assert asked == [2]
 
 
+class Found:
+    """Where the chains of a trial have come to."""
+
+    last = {"w": torch.arange(48.0)[:, None]}
+    learned = {"s": torch.arange(48.0)}
+
+
 def chosen(monkeypatch: pytest.MonkeyPatch, scores: torch.Tensor) -> recipe.Choice:
     """By a trial with these -ln densities, (scale, row)."""
     scales = (0.2, 1.0, 5.0, 25.0)
     choices = [recipe.Choice(0.1 / k, k, 0.0, f"{k}") for k in (10.0, 900.0, 50.0, 2000.0)]
     run = prior_trial.Compared(
-        scales, choices, USUAL.prior.native, None, wave(), torch.zeros(4, 1), scores
+        scales, choices, USUAL.prior.native, Found(), wave(), torch.zeros(4, 1), scores
     )
     monkeypatch.setattr(prior_trial, "_compare", lambda *_: [run])
     costs = cost.Costs(1.0, USUAL.cost.usual, USUAL)
@@ -114,11 +121,6 @@ def test_narrower_than_usual_only_where_all_others_are_clearly_behind(
 def test_the_next_scale_begins_where_the_widest_ended() -> None:
     """``end`` of the widest, twice: chains of both on the same folds from the same weights."""
     trial = Trial(300, 2, 10, folds=3)
-    weights = {"w": torch.arange(4 * 6.0)[:, None]}
-
-    class Found:
-        last, learned = weights, {"s": torch.arange(4 * 6.0)}
-
     run = prior_trial.Compared(
         (0.2, 1.0, 5.0, 25.0), [], trial, Found(), wave(), torch.zeros(1), torch.zeros(1)
     )

@@ -26,7 +26,7 @@ from natural_langevin.posterior.units import Units
 
 #: Draws of every chain that are kept where nobody says how many.
 DRAWS = 200
-FORMAT = 6
+FORMAT = 7
 #: ``keep`` below which chains are not compared: that takes 4 draws, and thinning may halve them.
 FEWEST_COMPARED = 8
 #: The reason of what a user has chosen.
@@ -36,12 +36,10 @@ GIVEN = "given"
 @dataclass(frozen=True)
 class Descent:
     """The descent before sampling (see ``run.descent``): rounds of ``steps`` steps, until one
-    lowers the loss by less than ``enough`` nats per sample (``costly_enough`` where steps are run
-    eagerly, or a round takes more than ``most_work`` operations of a chain)."""
+    lowers the loss by less than ``enough`` nats per sample."""
 
     rounds: tuple[int, ...]
     enough: float
-    costly_enough: float
     looks: int  # of a round, at the rows held out
     held_out: float  # the part of these
     fewest_rows: int  # of which one is held out
@@ -50,7 +48,6 @@ class Descent:
     memory: float  # the weight of a batch in RMSProp's average
     length: float  # of a step in every weight at first, for networks of up to ``small`` weights
     small: int
-    most_work: float
     few: int  # steps between two looks at the clock, where time is limited
     batch: int | None = None  # rows of a minibatch, or as many as make ``epochs``; None: the run's
     epochs: int = 3  # of the first round at least

@@ -8,10 +8,13 @@ allows fewer steps than the recipe wants, this is logged.
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor
 
+from natural_langevin.posterior.plan import Descent
 from natural_langevin.recipe.settings import Budget, Settings
 from natural_langevin.run.problem import work
 from natural_langevin.run.problem.motion import Motion
@@ -60,6 +63,15 @@ class Costs(NamedTuple):
         of the fewest steps where these take more."""
         fewest = self.budget.fewest * self.per_sample * batch * chains
         return self.budget.trial * max(1.0, fewest / self.budget.work)
+
+    def descent(self, num_data: float, batch: int, limit: TimeLimit) -> Descent:
+        """The rounds that the budget has, beside a run of such minibatches; all where the clock
+        ends them."""
+        rule = self.settings.descent
+        work = self.per_sample * rule.rows_of_batch(int(num_data), batch)
+        taken = itertools.accumulate(rule.rounds)
+        count = max(1, sum(work * steps <= self.budget.descent for steps in taken))
+        return rule if limit.exists else replace(rule, rounds=rule.rounds[:count])
 
     def pilot_steps(self, samples: int) -> tuple[int, ...]:
         """The steps of a pilot after each of which curvature is measured, with so many samples."""

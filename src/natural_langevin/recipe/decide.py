@@ -1,6 +1,6 @@
-"""``decide``: chooses everything that the user did not give, by the recipe, and returns a Plan.
+"""``decide``: chooses everything that the user did not give, by the recipe: a Plan.
 
-    decide(motion, given, asked) -> Plan           follow(motion, plan) -> Motion
+    decide(motion, given, asked) -> Decided        follow(motion, plan) -> Motion
 
 ``motion`` holds the problem with its data; ``given`` are the sampler's arguments and constants,
 ``asked`` the arguments of ``sample``. The search runs a pilot for the step size and, if no
@@ -13,11 +13,13 @@ import dataclasses
 import functools
 import logging
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from natural_langevin._internal.chains import Params
 from natural_langevin._internal.fingerprints import stable_repr
 from natural_langevin.data.loaders import SharedBatches
 from natural_langevin.data.streams import Subsets
@@ -42,6 +44,8 @@ from natural_langevin.run.until import parse, thinning
 
 log = logging.getLogger("natural_langevin")
 
+#: From the seed of a run to that of its search.
+APART = 1 << 40
 #: The reason of a length that the clock has chosen.
 AS_TIME_ALLOWS = "as time allows"
 
@@ -60,7 +64,15 @@ class Asked:
     exchange: int | None = None
 
 
-def decide(motion: Motion, given: Given, asked: Asked, limit: TimeLimit = NO_LIMIT) -> Plan:
+class Decided(NamedTuple):
+    """A plan; and where the first chains begin in the same call: weights, and what likelihoods have
+    learned, of chains of the search that have gone down already."""
+
+    plan: Plan
+    begin: tuple[Params, Params] | None = None
+
+
+def decide(motion: Motion, given: Given, asked: Asked, limit: TimeLimit = NO_LIMIT) -> Decided:
     """The plan of a run on the motion's problem."""
     check_given(
         steps=asked.steps, burn_in=asked.burn_in, thin=asked.thin, batch_size=asked.batch_size
@@ -69,8 +81,9 @@ def decide(motion: Motion, given: Given, asked: Asked, limit: TimeLimit = NO_LIM
     log.info("recipe=%r chooses what was not given", given.recipe)
     if given.by_recipe:
         with processes.together("choosing what was not given"):
-            return _by_recipe(motion, given, asked, limit).as_decided()
-    return _by_paper(motion, given, asked, limit).as_decided()
+            found = _by_recipe(motion, given, asked, limit)
+            return found._replace(plan=found.plan.as_decided())
+    return Decided(_by_paper(motion, given, asked, limit).as_decided())
 
 
 def follow(motion: Motion, plan: Plan) -> Motion:
@@ -183,7 +196,7 @@ def _by_paper(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> P
     if steps is None and asked.seconds is not None and asked.until is None:
         size = known_step_size(given.step_size)
         steps = pace.steps_within(
-            motion, asked.seconds, batch_size, size, settings.time, downhill=False,
+            motion, asked.seconds, batch_size, size, settings.time, going_down=0,
             limit=limit,
         )  # fmt: skip
         steps = int(settings.time.more * steps) if limit.ends_run else steps
@@ -238,7 +251,7 @@ def _given_plan(motion: Motion, given: Given, asked: Asked) -> Plan:
     )
 
 
-def _by_recipe(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> Plan:
+def _by_recipe(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> Decided:
     """Chooses batch size, start, prior's scale, step size and length, if they were not given."""
     problem, batch_size, settings = motion.problem, asked.batch_size, given.settings
     parse(asked.until)  # refused here where it is no target
@@ -267,7 +280,11 @@ def _by_recipe(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> 
     if begin == "model" and problem.likelihood.own_parameter is not None:
         downhill = True  # the noise, at least, has learned nothing
     motion = replace(motion, start=begin)
-    search = cost.Search(motion, downhill, batch_size, costs, limit.searching())
+    searching = motion
+    if limit.exists:  # its chains may be the run's, which does not repeat their noise
+        chains = replace(problem.chains, seed=(problem.chains.seed + APART) % (1 << 63))
+        searching = motion.on(replace(problem, chains=chains))
+    search = cost.Search(searching, downhill, batch_size, costs, limit.searching())
     choice = _chosen(search, given, (x, y), num_data)
     if given.auto:
         choice = step_size.with_anchors(choice, problem, num_data, batch_size, settings)
@@ -282,7 +299,7 @@ def _by_recipe(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> 
         named,
         batch_size=batch_size,
         start=begin,
-        descent=settings.descent if downhill else None,
+        descent=costs.descent(num_data, batch_size, limit) if downhill else None,
         prior_scale=scale,
         draws=costs.draws(problem.chains.count),
         step_size=choice.step_size if given.auto else None,
@@ -295,6 +312,7 @@ def _by_recipe(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> 
     affordable = None
     if asked.steps is None and asked.seconds is not None and asked.until is None:
         plan, affordable = _within(search, plan, choice, limit, chains_open=given.chains_open)
+    begin_at = choice.end if downhill and limit.exists else None
     lengths = _length(search, plan, choice, asked, affordable, ends=limit.ends_run)
     reasons = dict(plan.reasons) | {"steps": lengths.reason}
     if affordable is not None:
@@ -305,13 +323,14 @@ def _by_recipe(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> 
         reasons=reasons,
     )  # fmt: skip
     if not given.calibrate:
-        return plan
+        return Decided(plan, begin_at)
     _, burn_in, _ = plan.lengths()[0]
     sharpness = prior_trial.sharpness_of_run(search, (x, y), choice, burn_in)
     choice = dataclasses.replace(choice, sharpness=sharpness)
-    return replace(
+    plan = replace(
         plan, calibration=choice.calibration(), reasons=dict(plan.reasons) | choice.reasons()
     )
+    return Decided(plan, begin_at)
 
 
 def _with_step_size(choice: recipe.Choice, given: Given) -> recipe.Choice:
@@ -362,17 +381,25 @@ def _chosen(
 def _within(
     search: cost.Search, plan: Plan, choice: recipe.Choice, limit: TimeLimit, *, chains_open: bool
 ) -> tuple[Plan, int]:
-    """The number of steps that there is time for, and the plan, with more chains if more steps
-    would not help."""
+    """The number of steps that there is time for, and the plan: with fewer chains where there is no
+    time for all to go down, and with more if more steps would not help."""
     motion, costs, seconds = search.motion, search.costs, plan.seconds or 0.0
+    there = 0 if choice.end is None else min(len(v) for v in choice.end[0].values())
 
     def steps_of(plan: Plan) -> int:
+        run = follow(motion, plan)
+        down = 0 if plan.descent is None else max(0, run.problem.chains.count - there)
         return pace.steps_within(
-            follow(motion, plan), seconds, plan.batch_size, choice.step_size, costs.settings.time,
-            downhill=plan.descent is not None, limit=limit,
+            run, seconds, plan.batch_size, choice.step_size, costs.settings.time, going_down=down,
+            limit=limit,
         )  # fmt: skip
 
-    steps, count = steps_of(plan), motion.problem.chains.count
+    count = motion.problem.chains.count
+    if chains_open and plan.descent is not None and (going := limit.going(count, there)) < count:
+        why = f"there is no time for {count} to go down"
+        plan = replace(plan, chains=going, reasons=dict(plan.reasons) | {"chains": why})
+        return plan, steps_of(plan)
+    steps = steps_of(plan)
     times = min(costs.settings.time.most_chains, steps // costs.settings.length.most)
     if not (chains_open and limit.exists and times > 1):
         return plan, steps

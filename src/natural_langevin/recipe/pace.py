@@ -19,15 +19,15 @@ def steps_within(
     step_size: StepSize,
     rule: Time,
     *,
-    downhill: bool,
+    going_down: int,
     limit: TimeLimit,
 ) -> int:
-    """The number of steps that fit into the remaining ``seconds``."""
-    problem = motion.problem
+    """The number of steps that fit into the remaining ``seconds``, when so many chains are still
+    ``going_down``."""
     pace, way = of_steps(motion, batch_size, step_size, rule)
-    left = limit.left_for_steps(seconds, problem.chains.count if downhill else 0)
+    left = limit.left_for_steps(seconds, going_down)
     steps = max(10, int(left / pace))
-    if steps > rule.timed and problem.device.type == "cuda":  # a long run may go another way
+    if steps > rule.timed and motion.problem.device.type == "cuda":  # a long run may go another way
         longer, other = of_steps(motion, batch_size, step_size, rule, steps)
         if other != way:
             steps = max(10, int(left / longer))

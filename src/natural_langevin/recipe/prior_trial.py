@@ -126,6 +126,7 @@ def choose(search: Search, data: tuple[Tensor, Tensor]) -> recipe.Choice | None:
         recipe.Choice.most_careful(upto),
         prior_scale=recipe.HeldOutChoice(float(f"{scale:.3g}"), why),
         trial_chains=chosen.trial.chains,
+        end=chosen.end((best,)),
         **chosen.by_held_out_rows(search.motion.problem, best, settings.sharpness),
     )
 
@@ -185,9 +186,16 @@ def _compare(search: Search, data: tuple[Tensor, Tensor]) -> list[Compared]:
     if took and not limit.allows(pace.least(search, len(scales), took)):
         log.info("prior variance x 1: there is no time for a trial of others")
         return []
+    # Where going down costs much, the trial goes on where the pilot has come to, on its fold.
+    seen = data
+    if costly and scaled.problem.held_out is None:
+        seed, form = scaled.problem.chains.seed, rule.costly
+        rows = folds(inside, seed, form.chains, form.folds, 1, rule).inside[0]
+        seen = data[0][rows], data[1][rows]
     choices = step_size.by_curvature(
-        search._replace(motion=scaled), data, inside, len(scales), pattern=pattern
+        search._replace(motion=scaled), seen, inside, len(scales), pattern=pattern
     )
+    end = choices[0].end if costly else None
     usual = rule.eager if recipe.of_calls(choices[0].way) else rule.native
     affordable = usual.affordable(work, most) or rule.eager.affordable(work, most)
     trial = rule.costly if costly or affordable is None else affordable
@@ -197,7 +205,7 @@ def _compare(search: Search, data: tuple[Tensor, Tensor]) -> list[Compared]:
         trial = pace.fitting(search, trial, len(scales), took)
     runs: list[Compared] = []
     while len(runs) < trial.rounds:
-        begin = runs[-1].end(scales) if runs else None
+        begin = runs[-1].end(scales) if runs else end
         tried = _try_out(search, data, scales, choices, trial, begin, after=len(runs))
         if tried is None:
             break
@@ -235,11 +243,12 @@ def _try_out(
     compared, pattern = _with_scales(search.motion, scales, repeats, after=after)
     compared = compared.on(compared.problem.on(Subsets(x, y, rows.inside)))
     half, batch = trial.steps // 2, rows_of_batch(search, choices)
+    descent = search.costs.descent(rows.inside.shape[1], search.batch_size, search.limit)
     plan = Plan(
         recipe="auto", prior="scales", metric="", dynamics="",
         batch_size=min(batch, rows.inside.shape[1]), steps=trial.steps, burn_in=half,
         thin=half // trial.draws, start=compared.start,
-        descent=settings.descent if search.downhill else None,
+        descent=descent if search.downhill else None,
     )  # fmt: skip
     options = Options(
         begin=begin,

@@ -28,12 +28,13 @@ affect predictions only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
 from natural_langevin import preconditioners, priors, schedules
+from natural_langevin._internal.chains import Params
 from natural_langevin.dynamics.underdamped import Underdamped
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.posterior.plan import Calibration
@@ -138,6 +139,8 @@ class Choice:
     relaxation: float | None = None
     #: Steps between two anchors of control variates, where the recipe takes them.
     control_variates: int | None = None
+    #: Where chains of the search have come to: weights, and what their likelihoods have learned.
+    end: tuple[Params, Params] | None = field(default=None, repr=False, compare=False)
 
     @staticmethod
     def most_careful(choices: list[Choice]) -> Choice:

@@ -188,6 +188,7 @@ class Budget:
     work: float  # operations of all its steps
     fewest: int  # steps that it has whatever they cost
     relaxations: int  # so many relaxation times it wants to be long
+    descent: float  # operations of a chain's descent, which has one round whatever it costs
     trial: float  # operations of a trial of the prior's scales
     predictions: float  # operations of predicting ``Cost.predicted`` rows
     spares: bool  # whether a search is short where steps cost much
@@ -199,15 +200,15 @@ class Cost:
     """Limits of runs: some tens of seconds. See ``cost``."""
 
     #: Linear layers with an engine, or models of few numbers: 10^10 operations per second and core.
-    usual: Budget = Budget(2e11, 2_000, 150, 1.2e11, 1.5e11, spares=False)
+    usual: Budget = Budget(2e11, 2_000, 150, 3e11, 1.2e11, 1.5e11, spares=False)
     #: Convolutions with an engine: every weight is used many times.
-    places: Budget = Budget(4e11, 300, 150, 1.2e11, 1.5e11, spares=True)
+    places: Budget = Budget(4e11, 300, 150, 2e10, 1.2e11, 1.5e11, spares=True)
     #: Without an engine on a CPU: a few 10^9.
-    eager: Budget = Budget(1.5e11, 300, 50, 5e10, 1.5e11, spares=True, engine=False)
+    eager: Budget = Budget(1.5e11, 300, 50, 2e10, 5e10, 1.5e11, spares=True, engine=False)
     #: On a GPU, at some 10^13 operations per second; and with layers that use every weight many
     #: times, at some 10^12.
-    gpu: Budget = Budget(2e14, 2_000, 150, 4e13, 5e13, spares=False)
-    gpu_places: Budget = Budget(5e13, 2_000, 150, 5e12, 5e13, spares=True)
+    gpu: Budget = Budget(2e14, 2_000, 150, 5e14, 4e13, 5e13, spares=False)
+    gpu_places: Budget = Budget(5e13, 2_000, 150, 1.2e14, 5e12, 5e13, spares=True)
     #: Epochs that a run has at least, where they take no more than so many times its budget.
     epochs: int = 10
     most_budgets: int = 10
@@ -288,6 +289,8 @@ class Time:
     #: Shares: what the steps of the run have at least, and when the search should be over.
     least: float = 0.2
     search: float = 0.5
+    #: The part of what is left that a descent may take.
+    descent: float = 0.6
     #: The share that what comes after the steps has: the probe of the temperature, the rows that
     #: calibrate predictions.
     finish: float = 0.05
@@ -312,17 +315,16 @@ class Settings:
     #: A network has learned something where shuffled inputs, or random weights, raise its loss by
     #: this part; on so many rows, against the median of so many random starts.
     start: Fitted = Fitted(part=0.5, random_starts=5, rows=1000)
-    #: Rounds twice as long each, until one lowers the loss by less than a tenth of a nat (a whole
-    #: one where steps are run eagerly or cost more than ``most_work`` operations a round, or all
-    #: rounds through convolutions do): a fifth of the rows, 2,000 at most, is looked at six times a
-    #: round, if there are five. Steps of .02 in every weight travel far enough, with fewer than a
-    #: thousand weights; RMSProp's memory is that of 20 batches.
+    #: Rounds twice as long each, as many as ``Budget.descent`` or the clock allow, until one lowers
+    #: the loss by less than a tenth of a nat: a fifth of the rows, 2,000 at most, is looked at six
+    #: times a round, if there are five. Steps of .02 in every weight travel far enough, with fewer
+    #: than a thousand weights; RMSProp's memory is that of 20 batches.
     #: Minibatches are small, where that is three epochs in the first round: larger ones come no
     #: further.
     descent: Descent = Descent(
-        rounds=(300, 600, 1200, 2400, 4800, 9600), enough=0.1, costly_enough=1.0, looks=6,
-        held_out=0.2, fewest_rows=5, most_held_out=2000, friction=0.1, memory=0.05, length=0.02,
-        small=1000, most_work=2e10, few=10, batch=100, epochs=3,
+        rounds=(300, 600, 1200, 2400, 4800, 9600), enough=0.1, looks=6, held_out=0.2,
+        fewest_rows=5, most_held_out=2000, friction=0.1, memory=0.05, length=0.02, small=1000,
+        few=10, batch=100, epochs=3,
     )  # fmt: skip
     #: Enough for R-hat; what ensembles gain by more starts falls as one over their number.
     chains: int = 4

@@ -79,8 +79,9 @@ def by_curvature(
     ids = torch.arange(min(chains or pilot.chains, problem.chains.count), device=device)
     moves = motion.frame_of(ids)
     usual = min(batch_size, len(data[0]))
+    rule = costs.descent(len(data[0]), usual, limit)
     stream = InMemory(
-        *data, batch_size=settings.descent.rows_of_batch(len(data[0]), usual), chain=ids,
+        *data, batch_size=rule.rows_of_batch(len(data[0]), usual), chain=ids,
         seed=seed, device=device,
     )  # fmt: skip
     rows = pilot.costly_rows if costs.costly_pilot(len(ids) * batch_size) else pilot.rows
@@ -89,7 +90,7 @@ def by_curvature(
     moves.prepare(state.params, stream.example()[0])
     if downhill:
         state = descent.descend(
-            moves, state, stream, num_data, settings.descent, mode=choose_mode(motion.compile),
+            moves, state, stream, num_data, rule, mode=choose_mode(motion.compile),
             pattern=pattern if costs.budget.spares else None, limit=limit,
         )  # fmt: skip
     stops = costs.pilot_steps(len(ids) * batch_size)
@@ -100,8 +101,26 @@ def by_curvature(
         _choice(float(lam[c]), float(heat[c]), batch_size, num_data, way, limits)
         for c in range(len(ids))
     ]
-    if not bool(torch.isfinite(lam).all()):
-        return choices
+    if bool(torch.isfinite(lam).all()):
+        choices = _slow(search, choices, moves, state, some, num_data, shuffled=shuffled)
+    alive = bool((state.diverged < 0).all())
+    end = (state.params, state.likelihood) if alive else None
+    return [replace(c, end=end) for c in choices]
+
+
+def _slow(
+    search: cost.Search,
+    choices: list[Choice],
+    moves: LangevinDynamics,
+    state: State,
+    some: tuple[Tensor, Tensor],
+    num_data: float,
+    *,
+    shuffled: bool,
+) -> list[Choice]:
+    """The same choices, with what the directions that are slow ask for."""
+    settings = search.costs.settings
+    limits, batch_size = settings.step_size, search.batch_size
     few = sum(p[0].numel() for p in state.params.values()) <= limits.most_weights
     found = slowness.spectrum(moves, state, some, num_data) if few else None
     if found is None or not bool((found > 0).all()):  # also of what is not finite

@@ -5,7 +5,7 @@ step lowers the loss by at most eta / a nats per sample (a the friction), howeve
 the gradients of the transient stay in the metric's average. So the first steps are RMSProp with
 momentum, without noise: the length of its steps is fixed in advance and falls along a cosine. They
 are repeated, twice as many each time, until that lowers the loss by less than ``enough`` nats per
-sample (``costly_enough`` where steps are run eagerly, or cost much): see ``plan.Descent``.
+sample or the rounds end, which are those that the budget or the clock allows.
 
 The loss is that of a fifth of every chain's rows, which these steps do not see, and a chain begins
 where it was lowest. Below that a network fits its rows more closely than the posterior does, and
@@ -17,6 +17,7 @@ chain uses only its own rows; burn-in follows, with noise.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import torch
@@ -36,7 +37,6 @@ from natural_langevin.posterior.plan import Descent
 from natural_langevin.preconditioners import RMSProp
 from natural_langevin.priors import of_chains
 from natural_langevin.run import time_limit
-from natural_langevin.run.problem import work
 from natural_langevin.run.problem.starts import losses
 from natural_langevin.run.time_limit import NO_LIMIT, TimeLimit
 
@@ -80,34 +80,33 @@ def descend(
     # Each decides for itself: where a chain starts must not depend on which others are here.
     going = torch.arange(state.chains, device=lowest.loss.device)
     here, began = _Chains(downhill, state, stream), time_limit.clock()
-    products = work.of_chain(network, stream.example()[0]) or weights
-    operations, done = 6.0 * products * stream.batch_size, 0  # of one chain's step; steps
-    for steps in rule.rounds[:rounds]:
-        done += steps
-        if products > weights and done > steps and operations * done > rule.most_work:
-            break  # every weight is used many times: the way is as costly as what it leads to
+    limit, pace = limit.going_down(), 0.0
+    for usual in rule.rounds[:rounds]:
+        steps = _fitting(usual, limit.left / pace if pace else math.inf)
+        if not steps:
+            break
         if len(going) < here.state.chains:
             here = _Chains(downhill, lowest.state, stream).chosen(going)
-        before = lowest.loss[going]
+        before, round_began = lowest.loss[going], time_limit.clock()
         engine = _engine(here, steps, weights, num_data, rule, mode)
         # On a copy: steps are written over the state that they begin at.
         end = here.moves.init(_at(lowest.state.params, going))
         own = None if held_out is None else (held_out[0][going], held_out[1][going])
         for look in range(rule.looks):
-            first, count = look * steps // rule.looks, steps // rule.looks
-            end, info, _ = time_limit.in_pieces(engine, end, first, first + count, limit, rule.few)
+            first, last = (steps * k // rule.looks for k in (look, look + 1))
+            end, info, _ = time_limit.in_pieces(engine, end, first, last, limit, rule.few)
             loss = info.loss
             if own is not None:
                 loss = losses(network, likelihood, end.params, own, end.likelihood)
             lowest.note(going, end, loss.double().masked_fill(end.diverged >= 0, torch.inf))
             if not limit.allows(0.0):
                 break
-        costly = engine.way.startswith("eager") or operations * steps > rule.most_work
-        enough = rule.costly_enough if costly else rule.enough
-        going = going[_falling(lowest.loss[going], before, enough, likelihood.discrete)]
-        taken = time_limit.clock() - began
-        if not len(going) or not limit.allows(2 * taken):
+        pace = (time_limit.clock() - round_began) / steps
+        going = going[_falling(lowest.loss[going], before, rule.enough, likelihood.discrete)]
+        if not len(going) or not limit.allows(0.0):
             break
+    # Chains that the clock stopped would have gone on.
+    taken = math.inf if len(going) else time_limit.clock() - began
     limit.note_descent(taken / state.chains)
     best = _with_best_own(moves, lowest.state, every, num_data, rule.most_held_out)
     return moves.init(best)._replace(likelihood=lowest.state.likelihood)
@@ -180,6 +179,14 @@ def _engine(
         stop=steps, chains=len(first), dtype=first.dtype, device=first.device,
     )  # fmt: skip
     return Engine(here.moves, here.stream, rates, num_data, mode=mode)
+
+
+def _fitting(usual: int, most: float) -> int:
+    """The steps of a round, where there is time for so many: all of them where the next round,
+    twice as long, would not fit; none where they are fewer than half a round."""
+    if most < usual / 2:
+        return 0
+    return usual if most >= 3 * usual else int(most)
 
 
 def _falling(now: Tensor, before: Tensor, enough: float, discrete: bool) -> Tensor:

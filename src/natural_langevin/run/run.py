@@ -20,6 +20,7 @@ from natural_langevin._internal.chains import Params
 from natural_langevin.data.streams import InMemory
 from natural_langevin.distributed.process_mesh import ProcessMesh, shard_posterior
 from natural_langevin.dynamics.base import State
+from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.execution.engine import Engine, choose_mode
 from natural_langevin.posterior import networks, stores
 from natural_langevin.posterior.plan import Plan
@@ -60,7 +61,7 @@ class Options:
     """Options that are not part of a plan: stores, checkpoints, callbacks, the time limit.
 
     ``begin``: weights, and what likelihoods have learned, to begin at in place of the plan's start,
-    of all chains. ``pattern``: see ``descent``. ``rounds``: the most rounds of the descent.
+    of all chains or the first. ``pattern``: see ``descent``. ``rounds``: the most of the descent.
     ``trial``: the run compares settings and is not diagnosed: a diverging chain or a stiff step
     size is a result there, not a warning. ``partial``: whether Ctrl-C may end the run with the
     draws that there are. ``probe``: whether the temperature is measured at its end. ``said``:
@@ -350,17 +351,41 @@ def _started(
             torch.clone, (before.params, before.likelihood, before.metric)
         )
         return motion.frame.init(params)._replace(likelihood=learned, metric=metric)
-    if options.begin is not None:
-        own = motion.problem.chains.ids.cpu()
-        weights, learned = ({k: v[own] for k, v in tree.items()} for tree in options.begin)
+    ids, begin = motion.problem.chains.ids, options.begin
+    if begin is not None:
+        there = min(len(v) for v in begin[0].values())
+        weights, learned = (
+            {k: v[ids[ids < there].to(v.device)] for k, v in tree.items()} for tree in begin
+        )
+        if there <= int(ids.max()):  # the others go down
+            rest = ids[ids >= there]
+            moves = motion.frame_of(rest)
+            others = motion.init_of(moves, rest)
+            end = _gone_down(motion, plan, engine, moves, others, ids >= there, options)
+            weights = {k: torch.cat([v, end.params[k]]) for k, v in weights.items()}
+            learned = {k: torch.cat([v, end.likelihood[k]]) for k, v in learned.items()}
         return motion.frame.init(weights)._replace(likelihood=learned)
     if plan.descent is None:
         return state
+    return _gone_down(motion, plan, engine, motion.frame, state, ids >= 0, options)
+
+
+def _gone_down(
+    motion: Motion,
+    plan: Plan,
+    engine: Engine,
+    moves: LangevinDynamics,
+    state: State,
+    which: Tensor,
+    options: Options,
+) -> State:
+    """The end of the descent from ``state``, which is of those of the chains that are here."""
     stream, ids = engine.stream, motion.problem.chains.ids
     if not isinstance(stream, InMemory):
         stream = motion.problem.stream_in_memory(plan.batch_size, ids)
+    stream = stream.of_chains(which)
+    assert plan.descent is not None, "a plan without a descent"
     return descent.descend(
-        motion.frame, state, stream, engine.num_data, plan.descent,
-        mode=choose_mode(motion.compile),
+        moves, state, stream, engine.num_data, plan.descent, mode=choose_mode(motion.compile),
         pattern=options.pattern, rounds=options.rounds, limit=options.limit,
     )  # fmt: skip

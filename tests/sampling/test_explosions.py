@@ -74,8 +74,9 @@ def test_chains_that_come_downhill_begin_with_small_steps(monkeypatch: pytest.Mo
 class Found:
     """Where the chains of a trial have come to."""
 
-    last = {"w": torch.arange(48.0)[:, None]}
-    learned = {"s": torch.arange(48.0)}
+    def __init__(self) -> None:
+        self.last = {"w": torch.arange(48.0)[:, None]}
+        self.learned = {"s": torch.arange(48.0)}
 
 
 def chosen(monkeypatch: pytest.MonkeyPatch, scores: torch.Tensor) -> recipe.Choice:
@@ -85,7 +86,8 @@ def chosen(monkeypatch: pytest.MonkeyPatch, scores: torch.Tensor) -> recipe.Choi
     run = prior_trial.Compared(
         scales, choices, USUAL.prior.native, Found(), wave(), torch.zeros(4, 1), scores
     )
-    monkeypatch.setattr(prior_trial, "_compare", lambda *_: [run])
+    piloted = dict(zip(scales, choices, strict=True))
+    monkeypatch.setattr(prior_trial, "_compare", lambda *_: (piloted, [run]))
     costs = cost.Costs(1.0, USUAL.cost.usual, USUAL)
     search = cost.Search(sampler().motion, False, 100, costs, NO_LIMIT)
     found = prior_trial.choose(search, wave())

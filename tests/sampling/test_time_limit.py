@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from natural_langevin import Langevin, likelihoods, models
+from natural_langevin import Langevin, langevin, likelihoods, models
+from natural_langevin.dynamics import State
 from natural_langevin.execution.engine import Engine
 from natural_langevin.recipe import cost, prior_trial
-from natural_langevin.run import time_limit
+from natural_langevin.run import descent, time_limit
 from natural_langevin.run.look import Look
 from natural_langevin.tabular.recipe import learn
 from natural_langevin.tabular.settings import Settings
@@ -168,3 +169,54 @@ def test_seconds_beside_a_plan_end_it(clock: Clock) -> None:
     found = sampler().sample(data(), plan=plan, seconds=5.0, progress=False)
     assert found.config["steps"] < plan.steps
     assert clock.now < 1.1 * 5
+
+
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Where the runs begin, and how many chains the descents have, in their order."""
+    found: list[Any] = []
+    real, run = descent.descend, langevin.run
+
+    def down(moves: Any, state: State, *rest: Any, **options: Any) -> State:
+        found.append(state.chains)
+        return real(moves, state, *rest, **options)
+
+    def started(motion: Any, plan: Any, options: Any) -> Any:
+        found.append(options.begin)
+        return run(motion, plan, options)
+
+    monkeypatch.setattr(descent, "descend", down)
+    monkeypatch.setattr(langevin, "run", started)
+    return found
+
+
+def test_what_the_search_has_gone_down_is_where_the_run_begins(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chains of a trial are those of the run; none goes down twice. Without a limit the plan alone
+    says what is run."""
+    found = begun(monkeypatch)
+    clock.price = 1e-5
+    sampled(2.0)
+    *_, begin = found
+    assert begin is not None
+    assert len(begin[0]["0.weight"]) >= 2
+    found.clear()
+    sampler().sample(data(), steps=50, progress=False)
+    assert None in found
+
+
+def test_chains_that_have_no_time_to_go_down_are_left_out(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is time for the pilot's descent, and for no trial: the run has its chains."""
+    found = begun(monkeypatch)
+    clock.price = 1e-2
+    network = models.mlp(3, 2, (8,), activation=nn.Tanh)
+    rule = changed(SHORT, time={"search": 0.3})
+    free = Langevin(network, likelihoods.Categorical(), recipe=rule)
+    posterior = free.sample(data(), seconds=12.0, progress=False)
+    assert posterior.chains < USUAL.chains
+    assert "no time for 4 to go down" in str(posterior.plan)
+    assert found[0] == posterior.chains  # those of the pilot; no other went down
+    assert [len(begin[0]["0.weight"]) for begin in found[1:]] == [posterior.chains]
+    assert 0.9 * 12 < clock.now < 1.2 * 12

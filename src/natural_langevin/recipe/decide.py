@@ -371,7 +371,7 @@ def _chosen(
         motion = motion.on(motion.problem.with_prior(prior))
         search = search._replace(motion=motion)
     pilot = step_size.by_curvature(search, rows, num_data, shuffled=not lent)
-    found = recipe.Choice.most_careful(pilot)
+    found = replace(recipe.Choice.most_careful(pilot), end=step_size.ends(pilot))
     if choice is None:
         return found
     by_rows = {k: getattr(choice, k) for k in ("prior_scale", "sharpness", "spread")}

@@ -38,6 +38,8 @@ from natural_langevin.run.run import Options, run
 
 log = logging.getLogger("natural_langevin")
 
+NO_TIME = "prior variance x 1: there is no time for a trial of others"
+
 
 def _with_scales(
     motion: Motion, scales: tuple[float, ...], repeats: int, after: int = 0
@@ -101,17 +103,17 @@ class Compared(NamedTuple):
 
 def choose(search: Search, data: tuple[Tensor, Tensor]) -> recipe.Choice | None:
     """The prior's scale by held-out rows, and the step size for it: with a wide prior the posterior
-    is steeper in the metric. None if there are too few rows, or it
-    fails.
+    is steeper in the metric. The pilot's choice at the usual scale where none was tried, and None
+    if there are too few rows, or no time.
 
     The chains of several processes all have the same prior: each process chooses alone."""
     settings = search.costs.settings
     rule = settings.prior
     if len(data[0]) < rule.fewest_rows:
         return None
-    runs = _compare(search, data)
+    choices, runs = _compare(search, data)
     if not runs:
-        return None
+        return choices.get(1.0)
     best, scale, why = best_scale(_scores(runs, rule), rule)
     # Networks that learn nothing all say the same, which beats the sure ones of a short trial on
     # few rows: narrower than usual only where all that are not are clearly behind.
@@ -121,7 +123,7 @@ def choose(search: Search, data: tuple[Tensor, Tensor]) -> recipe.Choice | None:
     chosen = [one for one in runs if best in one.scales][-1]
     log.info("prior variance x %.3g: %s", scale, why)
     # A wider prior is steeper in the metric: what one chain found at a narrower one holds here too.
-    upto = [c for s, c in zip(runs[0].scales, runs[0].choices, strict=True) if s <= best]
+    upto = [c for s, c in choices.items() if s <= best]
     return dataclasses.replace(
         recipe.Choice.most_careful(upto),
         prior_scale=recipe.HeldOutChoice(float(f"{scale:.3g}"), why),
@@ -167,9 +169,11 @@ def _scores(runs: list[Compared], rule: PriorTrial) -> dict[float, float]:
     return scores
 
 
-def _compare(search: Search, data: tuple[Tensor, Tensor]) -> list[Compared]:
-    """A pilot for every scale, then a trial of all, in rounds; none where there is no time,
-    or all chains are lost."""
+def _compare(
+    search: Search, data: tuple[Tensor, Tensor]
+) -> tuple[dict[float, recipe.Choice], list[Compared]]:
+    """The step sizes that a pilot finds for every scale, and the rounds of a trial of all: none
+    where there is no time, or all chains are lost."""
     costs, batch_size, limit = search.costs, search.batch_size, search.limit
     settings, rule = costs.settings, costs.settings.prior
     inside, budget = len(data[0]), costs.budget
@@ -184,8 +188,8 @@ def _compare(search: Search, data: tuple[Tensor, Tensor]) -> list[Compared]:
     if limit.exists:
         took = pace.of_steps(scaled, batch_size, settings.step_size.first, settings.time)
     if took and not limit.allows(pace.least(search, len(scales), took)):
-        log.info("prior variance x 1: there is no time for a trial of others")
-        return []
+        log.info(NO_TIME)
+        return {}, []
     # Where going down costs much, the trial goes on where the pilot has come to, on its fold.
     seen = data
     if costly and scaled.problem.held_out is None:
@@ -195,7 +199,7 @@ def _compare(search: Search, data: tuple[Tensor, Tensor]) -> list[Compared]:
     choices = step_size.by_curvature(
         search._replace(motion=scaled), seen, inside, len(scales), pattern=pattern
     )
-    end = choices[0].end if costly else None
+    end = step_size.ends(choices) if costly else None
     usual = rule.eager if recipe.of_calls(choices[0].way) else rule.native
     affordable = usual.affordable(work, most) or rule.eager.affordable(work, most)
     trial = rule.costly if costly or affordable is None else affordable
@@ -204,6 +208,10 @@ def _compare(search: Search, data: tuple[Tensor, Tensor]) -> list[Compared]:
     if took:
         trial = pace.fitting(search, trial, len(scales), took)
     runs: list[Compared] = []
+    found = dict(zip(scales, choices, strict=True))
+    if not limit.allows(0.0):
+        log.info(NO_TIME)
+        return found, runs
     while len(runs) < trial.rounds:
         begin = runs[-1].end(scales) if runs else end
         tried = _try_out(search, data, scales, choices, trial, begin, after=len(runs))
@@ -214,7 +222,7 @@ def _compare(search: Search, data: tuple[Tensor, Tensor]) -> list[Compared]:
         if len(left) < 2:
             break
         scales, choices = tuple(scales[k] for k in left), [choices[k] for k in left]
-    return runs
+    return found, runs
 
 
 def _try_out(

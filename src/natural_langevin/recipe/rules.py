@@ -139,7 +139,7 @@ class Choice:
     relaxation: float | None = None
     #: Steps between two anchors of control variates, where the recipe takes them.
     control_variates: int | None = None
-    #: Where chains of the search have come to: weights, and what their likelihoods have learned.
+    #: Where chains of the search have come to by it: weights, and what likelihoods have learned.
     end: tuple[Params, Params] | None = field(default=None, repr=False, compare=False)
 
     @staticmethod

@@ -103,9 +103,30 @@ def by_curvature(
     ]
     if bool(torch.isfinite(lam).all()):
         choices = _slow(search, choices, moves, state, some, num_data, shuffled=shuffled)
-    alive = bool((state.diverged < 0).all())
-    end = (state.params, state.likelihood) if alive else None
-    return [replace(c, end=end) for c in choices]
+    return [replace(c, end=_end(state, n)) for n, c in enumerate(choices)]
+
+
+def _end(state: State, chain: int) -> tuple[Params, Params] | None:
+    """Where a chain of the pilot has come to; None where it was lost."""
+    if int(state.diverged[chain]) >= 0:
+        return None
+    params, learned = (
+        {k: v[chain : chain + 1] for k, v in tree.items()}
+        for tree in (state.params, state.likelihood)
+    )
+    return params, learned
+
+
+def ends(choices: list[Choice]) -> tuple[Params, Params] | None:
+    """Where the chains of a pilot have come to, if none was lost."""
+    each = [c.end for c in choices if c.end is not None]
+    if len(each) < len(choices):
+        return None
+    weights, learned = (
+        {k: torch.cat([tree[k] for tree in trees]) for k in trees[0]}
+        for trees in zip(*each, strict=True)
+    )
+    return weights, learned
 
 
 def _slow(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,10 @@ URL = "memory://runs/one"
 
 
 @pytest.fixture(autouse=True)
-def _empty() -> Iterator[None]:
+def _empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # Copies that a killed process leaves behind are pytest's to remove.
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
     yield
     fsspec.filesystem("memory").store.clear()
 

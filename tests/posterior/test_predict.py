@@ -254,7 +254,8 @@ LEVELS = (0.05, 0.5, 0.95)
 def test_quantiles_of_regression_include_the_noise(network: nn.Module, regression: Data) -> None:
     """Of the mixture over networks: its distribution function at the quantile is the level."""
     posterior = disagreeing(network, likelihoods.Gaussian(sigma=0.3), regression)
-    p = posterior.predict(regression[0], quantiles=LEVELS, batch_size=7, sample_batch=3)
+    batches = {"batch_size": 7, "sample_batch": 3}  # products of other shapes round otherwise
+    p = posterior.predict(regression[0], quantiles=LEVELS, **batches)
     assert p.quantiles.shape == (3, 40, 3)
     normal = torch.distributions.Normal(p.samples.double(), 0.3)
     for level, row in zip(LEVELS, p.quantiles, strict=True):
@@ -262,7 +263,7 @@ def test_quantiles_of_regression_include_the_noise(network: nn.Module, regressio
         torch.testing.assert_close(below, torch.full_like(below, level), rtol=0, atol=1e-5)
     wider = p.quantiles[2] - p.quantiles[0] > 2 * 1.645 * 0.3
     assert wider.float().mean() > 0.9
-    one = posterior.predict(regression[0], quantiles=0.5).quantiles
+    one = posterior.predict(regression[0], quantiles=0.5, **batches).quantiles
     assert torch.equal(one, p.quantiles[1:2])
 
 

@@ -171,7 +171,8 @@ class ResidualNetwork(nn.Module):
     """Images with their channels last, (B, height, width, colours), to logits (B, classes).
 
     Channels last in memory is what convolutions on GPUs are fastest with; turned around here, as a
-    view, the layers see the usual (B, colours, height, width)."""
+    view, the layers see the usual (B, colours, height, width). Not on CPUs: without AVX-512, oneDNN
+    3.12 writes outside its memory where a strided convolution of one pixel has them last."""
 
     def __init__(self, *, depth: int, width: int, colours: int, classes: int) -> None:
         super().__init__()
@@ -186,7 +187,8 @@ class ResidualNetwork(nn.Module):
         self.head = nn.Linear(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.blocks(self.stem(x.movedim(-1, 1)))
+        x = x.movedim(-1, 1)
+        h = self.blocks(self.stem(x if x.is_cuda else x.contiguous()))
         return self.head(h.mean((2, 3)))
 
 

@@ -105,7 +105,10 @@ QUOTED: dict[str, dict[str, Callable[[], Sequence[float]]]] = {
         "of the 50, 90 and 95 % intervals": lambda: LEVELS,
     },
     "docs/recipes/classification.md": {"569 tumours": lambda: [rows_of("breast_cancer")]},
-    "docs/defaults.md": {"prior N(0, 0.1)": lambda: [0, PAPER.prior.variance]},
+    "docs/defaults.md": {
+        "prior N(0, 0.1)": lambda: [0, PAPER.prior.variance],
+        "may take 0.6 of what is left": lambda: [RECIPE.time.descent],
+    },
     "docs/deployment.md": {"at most 2,000 weights": lambda: [threads.FEW_WEIGHTS]},
     "docs/how_long.md": {
         "What 1,000 steps": lambda: [1000],

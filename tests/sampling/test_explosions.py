@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from natural_langevin.dynamics.rates import RatesTable
 from natural_langevin.recipe import cost, prior_trial
 from natural_langevin.recipe import rules as recipe
 from natural_langevin.recipe.settings import Settings, Trial
+from natural_langevin.run.look import Look
 from natural_langevin.run.loop import DivergenceError
 from natural_langevin.run.time_limit import NO_LIMIT
 from short_recipe import USUAL, changed
@@ -41,6 +43,72 @@ def test_chains_that_a_step_throws_away_end_the_run_by_name() -> None:
     plan = sampler().plan(wave(), 200)
     with pytest.raises(DivergenceError, match="step size is most likely too large"):
         sampler().sample(wave(), plan=replace(plan, step_size=50.0), progress=False)
+
+
+#: Runs of at most 2,000 steps; and with eta lambda = 4, at the edge of what is stable.
+BRIEF = replace(changed(SHORT, length={"unmixed": 1, "most": 2000}), cheap=None)
+WILD = changed(BRIEF, step_size={"steepness": 4.0, "largest": 100.0, "heat": 100.0})
+
+
+def wild(**options: object) -> Langevin:
+    """Of a network that does not bound what a large step does."""
+    net = models.mlp(2, 1, (32, 32), seed=0)
+    given = {"prior": priors.Gaussian(1.0), "chains": 2, "recipe": WILD} | options
+    return Langevin(net, likelihoods.Gaussian(0.3), **given)
+
+
+def test_a_run_that_loses_chains_begins_again_with_smaller_steps(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    usual = wild(recipe=BRIEF).sample(wave(), progress=False)
+    with caplog.at_level("INFO", logger="natural_langevin"):
+        found = wild().sample(wave(), progress=False)
+    assert "a chain became non-finite at step" in caplog.text
+    assert not any(record.levelname == "WARNING" for record in caplog.records)
+    assert found.healthy == [0, 1]
+    plan = found.plan
+    assert plan.attempts < WILD.length.attempts
+    assert plan.step_size * plan.measured["curvature"] < 1.1
+    assert "since chains were lost with" in str(plan)
+    x, y = wave(1000)
+    assert found.evaluate(x, y).nll < usual.evaluate(x, y).nll + 0.1
+    again = wild().sample(wave(), plan=plan, progress=False)
+    for name, draws in found.samples.items():
+        assert torch.equal(draws, again.samples[name])
+
+
+class KilledError(BaseException):
+    """In place of a signal."""
+
+
+def test_one_that_was_killed_after_it_began_again_goes_on(tmp_path: Path) -> None:
+    plan = wild().plan(wave())
+    whole = wild().sample(wave(), plan=plan, progress=False)
+    assert whole.plan.attempts < plan.attempts
+    losses: list[int] = []
+
+    def kill(look: Look) -> None:
+        losses.append(look.step)
+        if losses.count(look.step) > plan.attempts - whole.plan.attempts and look.step >= 100:
+            raise KilledError
+
+    folder = tmp_path / "run"
+    arguments = {"plan": plan, "checkpoint": folder, "every": 50, "progress": False}
+    with pytest.raises(KilledError):
+        wild().sample(wave(), callback=kill, **arguments)
+    found = wild().sample(wave(), **arguments)
+    assert found.plan == whole.plan
+    for name, draws in whole.samples.items():
+        assert torch.equal(draws, found.samples[name])
+
+
+def test_a_step_size_of_ones_own_is_run_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level("INFO", logger="natural_langevin"),
+        pytest.raises(DivergenceError, match="try a tenth of it"),
+    ):
+        wild(step_size=50.0, recipe="auto").sample(wave(), 200, progress=False)
+    assert "again, with" not in caplog.text
 
 
 def test_the_metric_of_a_run_before_fades() -> None:

@@ -29,6 +29,8 @@ DRAWS = 200
 FORMAT = 7
 #: ``keep`` below which chains are not compared: that takes 4 draws, and thinning may halve them.
 FEWEST_COMPARED = 8
+#: By which part of its step size a run that loses chains begins again.
+LESS = 4.0
 #: The reason of what a user has chosen.
 GIVEN = "given"
 
@@ -107,7 +109,8 @@ class Plan:
     one per chain, or None, the sampler's own; ``falls_from``: the offset of a polynomial schedule
     where the search on held-out rows found it. ``chains``: None is the sampler's own number.
     ``burn_in`` and ``thin``: None is a third of the steps, and about ``draws`` draws.
-    ``extended``: the steps of phases that went on beyond their end, 0 for others.
+    ``extended``: the steps of phases that went on beyond their end, 0 for others. ``attempts``: how
+    often a run that loses chains begins again, ``gentler``.
     ``reasons``: why each is what it is, by line of the table; ``decided``: what it says there,
     so that the table names whatever was changed since."""
 
@@ -134,6 +137,7 @@ class Plan:
     seconds: float | None = None
     exchange: int | None = None
     extended: tuple[int, ...] = ()
+    attempts: int = 0
     calibrate: bool = True
     calibration: Calibration | None = None
     units: Units | None = None
@@ -185,6 +189,25 @@ class Plan:
             return replace(self, extended=(*[0] * phase, steps))
         _, burn_in, thin = self.lengths()[0]
         return replace(self, steps=steps, burn_in=burn_in, thin=thin, end=None)
+
+    @property
+    def may_begin_again(self) -> bool:
+        """Whether it has attempts left, and the step size that was chosen for it."""
+        chosen = self.step_size is not None and self.decided.get("step_size")
+        return self.attempts > 0 and chosen == _shown(_one(self.step_size))
+
+    def gentler(self) -> Plan:
+        """The same with a quarter of the step size, and one attempt less."""
+        before = _one(self.step_size)
+        eta = float(f"{before / LESS:.2g}")
+        why = f"{eta:.2g}, since chains were lost with {before:.2g}"
+        heat = self.measured.get("heat")
+        measured = dict(self.measured) | ({} if heat is None else {"heat": heat / LESS})
+        return replace(
+            self, step_size=eta, attempts=self.attempts - 1, measured=measured,
+            reasons=dict(self.reasons) | {"step_size": why},
+            decided=dict(self.decided) | {"step_size": _shown(eta)},
+        )  # fmt: skip
 
     def usual(
         self, steps: int, burn_in: int | None = None, thin: int | None = None

@@ -204,7 +204,7 @@ class Cost:
     #: Convolutions with an engine: every weight is used many times.
     places: Budget = Budget(4e11, 300, 150, 2e10, 1.2e11, 1.5e11, spares=True)
     #: Without an engine on a CPU: a few 10^9.
-    eager: Budget = Budget(1.5e11, 300, 50, 2e10, 5e10, 1.5e11, spares=True, engine=False)
+    eager: Budget = Budget(1.5e11, 300, 50, 6e10, 5e10, 1.5e11, spares=True, engine=False)
     #: On a GPU, at some 10^13 operations per second; and with layers that use every weight many
     #: times, at some 10^12.
     gpu: Budget = Budget(2e14, 2_000, 150, 5e14, 4e13, 5e13, spares=False)
@@ -233,6 +233,10 @@ class Length:
     unmixed: int = 5
     #: Where every step is a few milliseconds of operator calls, whatever the network's size.
     most_eager: int = 4_000
+    #: How often a run that loses chains begins again with a quarter of the step. Classes that are
+    #: easily told apart have wide priors and no gradients but at their margins: what a pilot
+    #: measures between two visits there says nothing of them.
+    attempts: int = 2
     #: The most steps of a run with a target, in units of what it would have without one.
     until: int = 10
 
@@ -314,7 +318,7 @@ class Settings:
 
     #: A network has learned something where shuffled inputs, or random weights, raise its loss by
     #: this part; on so many rows, against the median of so many random starts.
-    start: Fitted = Fitted(part=0.5, random_starts=5, rows=1000)
+    start: Fitted = Fitted(part=0.5, random_starts=5, rows=300)
     #: Rounds twice as long each, as many as ``Budget.descent`` or the clock allow, until one lowers
     #: the loss by less than a tenth of a nat: a fifth of the rows, 2,000 at most, is looked at six
     #: times a round, if there are five. Steps of .02 in every weight travel far enough, with fewer

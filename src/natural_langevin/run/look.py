@@ -47,8 +47,13 @@ class Look:
 Callback = Callable[[Look], None]
 
 
+class ChainsLostError(RuntimeError):
+    """Chains have become non-finite, and the run may begin again."""
+
+
 class Watching(Watcher):
-    """Calls the callback, and ends a run that has reached its target."""
+    """Calls the callback, and ends a run that has reached its target; ``again``: whether one that
+    has lost a chain begins again, by ``ChainsLostError``."""
 
     def __init__(
         self,
@@ -58,6 +63,7 @@ class Watching(Watcher):
         *,
         steps: int,
         callback: Callback | None = None,
+        again: Callable[[], bool] = lambda: False,
     ) -> None:
         if callback is not None and not callable(callback):
             raise TypeError(
@@ -65,9 +71,12 @@ class Watching(Watcher):
                 "callback=lambda look: print(look.step, look.loss)"
             )
         self._engine, self._processes, self._target = engine, processes, target
-        self._steps, self._callback = steps, callback
+        self._steps, self._callback, self._again = steps, callback, again
 
     def look(self, state: State, info: Info, done: int, kept: int) -> None:
+        lost = self._processes.all_rows(state.diverged)
+        if bool((lost > 0).any()) and self._again():  # at 0 no step was taken
+            raise ChainsLostError(f"a chain became non-finite at step {int(lost.max())}")
         if self._callback is None:
             return
         report = self._engine.dynamics.integrator.report(state)

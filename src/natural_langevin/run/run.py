@@ -43,13 +43,13 @@ from natural_langevin.run.checkpoint import (
 from natural_langevin.run.collector import SampleCollector
 from natural_langevin.run.exchange import ReplicaExchange
 from natural_langevin.run.kept_draws import Phase, check_memory, phases
-from natural_langevin.run.look import Callback, Watching
+from natural_langevin.run.look import Callback, ChainsLostError, Watching
 from natural_langevin.run.loop import RunPlan
 from natural_langevin.run.problem import notices
 from natural_langevin.run.problem.motion import Motion
 from natural_langevin.run.problem.problem import Problem
 from natural_langevin.run.problem.step_size_checks import StepSize
-from natural_langevin.run.time_limit import NO_LIMIT, TimeLimit
+from natural_langevin.run.time_limit import NO_LIMIT, TimeLimit, clock
 from natural_langevin.run.until import EssTarget
 from natural_langevin.run.until import parse as parse_until
 
@@ -97,12 +97,15 @@ class Options:
 
 def run(motion: Motion, plan: Plan, options: Options) -> Posterior:
     """The posterior of a plan. A phase that was too short is followed by the next, from where it
-    ended. A checkpoint's phase is gone on with, beyond its end if the plan has more steps.
+    ended; one that loses chains by the first again, with smaller steps. A checkpoint's phase is
+    gone on with, beyond its end if the plan has more steps.
 
     ``motion``: the plan's (``recipe.decide.follow``)."""
     todo = phases(plan, _stages(motion))
     there = resumed_config(options.checkpoint, motion.problem.chains.processes)
     number, known = min(int(there.get("phase", 0)), len(todo) - 1), Plan.from_config(there)
+    while known is not None and plan.attempts > known.attempts:
+        plan = plan.gentler()
     first = plan
     if known is not None and todo[number].continues(phases(known, _stages(motion))[number]):
         first = replace(plan, steps=known.steps, end=known.end, extended=known.extended)
@@ -162,14 +165,19 @@ def _phase(
     def left() -> float:
         return options.limit.left_for_steps(plan.seconds or 0.0)
 
-    wanted = parse_until(plan.until)
+    def again() -> bool:
+        possible = plan.may_begin_again and not options.trial
+        return possible and (not options.limit.exists or left() > clock() - began)
+
+    wanted, began = parse_until(plan.until), clock()
     by_clock = plan.seconds is not None and (wanted is not None or options.limit.ends_run)
     target = EssTarget(
         wanted, so_far, engine.stream.example()[0], seconds=left if by_clock else None
     )
     watcher = Watching(
-        engine, mesh, target, steps=phase.steps, callback=_shifted(options.callback, problem.units)
-    )
+        engine, mesh, target, steps=phase.steps, again=again,
+        callback=_shifted(options.callback, problem.units),
+    )  # fmt: skip
 
     def start(state: State) -> State:
         if before is not None and part.collected is not None:
@@ -194,14 +202,19 @@ def _phase(
             tree = None
             if saved is not None and resumes is not None:
                 tree = saved.load(loop.tree(ready.state, collector))
-            state, interrupted = loop.run(
-                steps, engine, ready.state, collector,
-                saved=saved, found=tree,
-                title=options.progress if isinstance(options.progress, str) else "sampling",
-                progress=bool(options.progress), processes=mesh, watcher=watcher,
-                start=None if as_it_is else start,
-                partial=saved is None and mesh.world == 1 and options.may_end_early,
-            )  # fmt: skip
+            try:
+                state, interrupted = loop.run(
+                    steps, engine, ready.state, collector,
+                    saved=saved, found=tree,
+                    title=options.progress if isinstance(options.progress, str) else "sampling",
+                    progress=bool(options.progress), processes=mesh, watcher=watcher,
+                    start=None if as_it_is else start,
+                    partial=saved is None and mesh.world == 1 and options.may_end_early,
+                )  # fmt: skip
+            except ChainsLostError as lost:
+                gentler = plan.gentler()
+                log.info("%s: again, with step_size=%s", lost, gentler.reasons["step_size"])
+                return _Part(gentler, 0, [*part.old, *ready.sink.files])
         # Chains that were lost are reported: another phase would begin with them again.
         running = bool((mesh.all_rows(state.diverged) < 0).all())
         old, longer = [*part.old, *ready.sink.files], resumes

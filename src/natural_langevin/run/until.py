@@ -32,7 +32,8 @@ log = logging.getLogger("natural_langevin")
 
 #: Numbers that are followed: predictions for some rows, all outputs of each.
 NUMBERS, FEWEST_ROWS = 64, 8
-FEWEST_DRAWS = 10
+#: Draws that an effective size needs, and those that a run has whatever the clock says.
+FEWEST_DRAWS, FEWEST_WITHOUT_TIME = 10, 4
 #: Draws of one chain are kept more thinly where all of them would take more than this.
 MOST_BYTES = 2**30
 
@@ -87,7 +88,7 @@ class EssTarget:
     def ends(self, state: State, kept: int, last: bool = False) -> bool:
         """After ``kept`` draws; ``last``: the run ends in any case, and a reading is wanted."""
         self.begin()
-        late = time_limit.clock() > self._end and kept >= FEWEST_DRAWS
+        late = time_limit.clock() > self._end and kept >= FEWEST_WITHOUT_TIME
         if self.wanted is not None and kept >= FEWEST_DRAWS:
             self._next = self._next or self._first(state)
             if late or last or kept >= self._next:

@@ -48,6 +48,8 @@ from natural_langevin.statistics import DeferredCall, Evaluation, Statistics
 
 #: Streams over which the updates of layers are spread.
 MOST_STREAMS = 4
+#: Rows on which layers' products are held against the loss's gradient.
+ROWS_CHECKED = 10
 
 
 class FusedStep:
@@ -379,14 +381,17 @@ def layer_task(
 def _with_true_gradient(
     dynamics: Dynamics, state: State, batch: Batch, names: list[str]
 ) -> list[str]:
-    """Those layers whose delta^T a / B is the loss's gradient, for one chain and this batch."""
+    """Those layers whose delta^T a / B is the loss's gradient, for one chain and a few rows."""
     if not names:
         return []
+    if dynamics.gradients.data_parallel is None:
+        batch = batch[0][:ROWS_CHECKED], batch[1][:ROWS_CHECKED]
     one = state._replace(
         params={k: p[:1] for k, p in state.params.items()},
         likelihood={k: v[:1] for k, v in state.likelihood.items()},
     )
     first = replace(dynamics, labels=dynamics.labels[:1])
+    first.prepare(one.params, batch[0])
     whole = first.evaluate(one, batch, chain_axis=False).gradient
     apart = first.evaluate(one, batch, chain_axis=False, deferred=tuple(names)).deferred
     true = []

@@ -53,12 +53,6 @@ def chain_of_layers(network: Network, x: Tensor) -> list[LayerSpec] | None:
     return trace(lambda batch: network.call(named, batch), named, few)
 
 
-def of_chain(network: Network, x: Tensor) -> float | None:
-    """M of a chain of layers, frozen ones not counted; None of other networks."""
-    chain = chain_of_layers(network, x)
-    return None if chain is None else products(network, chain)
-
-
 def products(network: Network, chain: list[LayerSpec]) -> float:
     """M of these layers."""
     trained = network.trainable()

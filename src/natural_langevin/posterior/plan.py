@@ -30,7 +30,7 @@ FORMAT = 7
 #: ``keep`` below which chains are not compared: that takes 4 draws, and thinning may halve them.
 FEWEST_COMPARED = 8
 #: By which part of its step size a run that loses chains begins again.
-LESS = 4.0
+LESS = 10.0
 #: The reason of what a user has chosen.
 GIVEN = "given"
 
@@ -197,7 +197,7 @@ class Plan:
         return self.attempts > 0 and chosen == _shown(_one(self.step_size))
 
     def gentler(self) -> Plan:
-        """The same with a quarter of the step size, and one attempt less."""
+        """The same with a tenth of the step size, and one attempt less."""
         before = _one(self.step_size)
         eta = float(f"{before / LESS:.2g}")
         why = f"{eta:.2g}, since chains were lost with {before:.2g}"

@@ -233,10 +233,11 @@ class Length:
     unmixed: int = 5
     #: Where every step is a few milliseconds of operator calls, whatever the network's size.
     most_eager: int = 4_000
-    #: How often a run that loses chains begins again with a quarter of the step. Classes that are
+    #: How often a run that loses chains begins again with a tenth of the step. Classes that are
     #: easily told apart have wide priors and no gradients but at their margins: what a pilot
-    #: measures between two visits there says nothing of them.
-    attempts: int = 2
+    #: measures between two visits there says nothing of them, and with a metric frozen between two
+    #: a single row can throw a chain away by steps a hundredth as large.
+    attempts: int = 3
     #: The most steps of a run with a target, in units of what it would have without one.
     until: int = 10
 

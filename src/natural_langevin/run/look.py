@@ -53,7 +53,7 @@ class ChainsLostError(RuntimeError):
 
 class Watching(Watcher):
     """Calls the callback, and ends a run that has reached its target; ``again``: whether one that
-    has lost a chain begins again, by ``ChainsLostError``."""
+    has lost chains, all of them or some, begins again, by ``ChainsLostError``."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Watching(Watcher):
         *,
         steps: int,
         callback: Callback | None = None,
-        again: Callable[[], bool] = lambda: False,
+        again: Callable[[bool], bool] = lambda every: False,
     ) -> None:
         if callback is not None and not callable(callback):
             raise TypeError(
@@ -74,9 +74,10 @@ class Watching(Watcher):
         self._steps, self._callback, self._again = steps, callback, again
 
     def look(self, state: State, info: Info, done: int, kept: int) -> None:
-        lost = self._processes.all_rows(state.diverged)
-        if bool((lost > 0).any()) and self._again():  # at 0 no step was taken
-            raise ChainsLostError(f"a chain became non-finite at step {int(lost.max())}")
+        ended = self._processes.all_rows(state.diverged)
+        lost = ended > 0  # at 0 no step was taken
+        if bool(lost.any()) and self._again(bool(lost.all())):
+            raise ChainsLostError(f"a chain became non-finite at step {int(ended.max())}")
         if self._callback is None:
             return
         report = self._engine.dynamics.integrator.report(state)

@@ -165,9 +165,9 @@ def _phase(
     def left() -> float:
         return options.limit.left_for_steps(plan.seconds or 0.0)
 
-    def again() -> bool:
-        possible = plan.may_begin_again and not options.trial
-        return possible and (not options.limit.exists or left() > clock() - began)
+    def again(every: bool) -> bool:
+        there_is_time = not options.limit.exists or left() > clock() - began
+        return plan.may_begin_again and not options.trial and (every or there_is_time)
 
     wanted, began = parse_until(plan.until), clock()
     by_clock = plan.seconds is not None and (wanted is not None or options.limit.ends_run)

@@ -303,7 +303,7 @@ def _by_recipe(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> 
         prior_scale=scale,
         draws=costs.draws(problem.chains.count),
         step_size=choice.step_size if given.auto else None,
-        attempts=settings.length.attempts if given.auto else 0,
+        attempts=settings.length.attempts,
         friction=choice.friction,
         control_variates=choice.control_variates,
         units=problem.units,

@@ -193,8 +193,9 @@ class Plan:
     @property
     def may_begin_again(self) -> bool:
         """Whether it has attempts left, and the step size that was chosen for it."""
-        chosen = self.step_size is not None and self.decided.get("step_size")
-        return self.attempts > 0 and chosen == _shown(_one(self.step_size))
+        if self.attempts == 0 or self.step_size is None:
+            return False
+        return self.decided.get("step_size") == _shown(self.step_size)
 
     def gentler(self) -> Plan:
         """The same with a tenth of the step size, and one attempt less."""

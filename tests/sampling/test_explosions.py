@@ -58,7 +58,7 @@ def wild(**options: object) -> Langevin:
 
 
 def test_a_run_that_loses_chains_begins_again_with_smaller_steps(
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     usual = wild(recipe=BRIEF).sample(wave(), progress=False)
     with caplog.at_level("INFO", logger="natural_langevin"):
@@ -73,8 +73,11 @@ def test_a_run_that_loses_chains_begins_again_with_smaller_steps(
     x, y = wave(1000)
     assert found.evaluate(x, y).nll < usual.evaluate(x, y).nll + 0.1
     again = wild().sample(wave(), plan=plan, progress=False)
+    on_disk = wild().sample(wave(), store=tmp_path / "draws", progress=False)
     for name, draws in found.samples.items():
         assert torch.equal(draws, again.samples[name])
+        assert torch.equal(draws, on_disk.samples[name])
+    assert len(list((tmp_path / "draws").glob("*.safetensors"))) == 1
 
 
 class KilledError(BaseException):

@@ -63,7 +63,7 @@ class Watching(Watcher):
         *,
         steps: int,
         callback: Callback | None = None,
-        again: Callable[[bool], bool] = lambda every: False,
+        again: Callable[[bool], bool] | None = None,
     ) -> None:
         if callback is not None and not callable(callback):
             raise TypeError(
@@ -74,10 +74,11 @@ class Watching(Watcher):
         self._steps, self._callback, self._again = steps, callback, again
 
     def look(self, state: State, info: Info, done: int, kept: int) -> None:
-        ended = self._processes.all_rows(state.diverged)
-        lost = ended > 0  # at 0 no step was taken
-        if bool(lost.any()) and self._again(bool(lost.all())):
-            raise ChainsLostError(f"a chain became non-finite at step {int(ended.max())}")
+        if self._again is not None:
+            ended = self._processes.all_rows(state.diverged)
+            lost = ended > 0  # at 0 no step was taken
+            if bool(lost.any()) and self._again(bool(lost.all())):
+                raise ChainsLostError(f"a chain became non-finite at step {int(ended.max())}")
         if self._callback is None:
             return
         report = self._engine.dynamics.integrator.report(state)

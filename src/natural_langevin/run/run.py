@@ -104,7 +104,7 @@ def run(motion: Motion, plan: Plan, options: Options) -> Posterior:
     todo = phases(plan, _stages(motion))
     there = resumed_config(options.checkpoint, motion.problem.chains.processes)
     number, known = min(int(there.get("phase", 0)), len(todo) - 1), Plan.from_config(there)
-    while known is not None and plan.attempts > known.attempts:
+    while known is not None and plan.may_begin_again and plan.attempts > known.attempts:
         plan = plan.gentler()
     first = plan
     if known is not None and todo[number].continues(phases(known, _stages(motion))[number]):
@@ -166,8 +166,7 @@ def _phase(
         return options.limit.left_for_steps(plan.seconds or 0.0)
 
     def again(every: bool) -> bool:
-        there_is_time = not options.limit.exists or left() > clock() - began
-        return plan.may_begin_again and not options.trial and (every or there_is_time)
+        return every or not options.limit.exists or left() > clock() - began
 
     wanted, began = parse_until(plan.until), clock()
     by_clock = plan.seconds is not None and (wanted is not None or options.limit.ends_run)
@@ -175,7 +174,8 @@ def _phase(
         wanted, so_far, engine.stream.example()[0], seconds=left if by_clock else None
     )
     watcher = Watching(
-        engine, mesh, target, steps=phase.steps, again=again,
+        engine, mesh, target, steps=phase.steps,
+        again=again if plan.may_begin_again and not options.trial else None,
         callback=_shifted(options.callback, problem.units),
     )  # fmt: skip
 

@@ -19,6 +19,7 @@ import natural_langevin.statistics.moments as library
 from natural_langevin import likelihoods
 from natural_langevin.statistics import Gradients, Network
 from natural_langevin.statistics.requests import Group
+from natural_langevin.statistics.rules import base
 from zoo import Apply
 
 KEY, STEP = torch.zeros(1, 2, dtype=torch.int32), torch.zeros((), dtype=torch.int64)
@@ -75,6 +76,7 @@ def test_large_vocabulary(sharing: str) -> None:
 def test_chunks_respect_the_bound(sharing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Patches of a convolution, and per-sample gradients of a layer without a rule."""
     model = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.Flatten(), Wide(8 * 16 * 16, 3))
+    monkeypatch.setattr(base, "native", lambda *_: False)  # which makes no patches
     x = torch.randn(32, 8, 16, 16)
     patches, weights = 32 * 8 * 9 * 256, 32 * 3 * 2048
     free = pieces(model, x, sharing)

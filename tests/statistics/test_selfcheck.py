@@ -120,7 +120,7 @@ def test_a_wrong_rule_is_noticed_and_mended(
         sampler(model, preconditioners.QuasiDiagonalFisher()).prepare(
             (x.mean(1), y), steps=1, batch_size=5
         )
-    assert "the rules do not fit '1.weight'" in caplog.text
+    assert "the rules do not fit '1.bias', '1.weight'" in caplog.text
 
 
 @pytest.mark.parametrize("chain_axis", [False, True])

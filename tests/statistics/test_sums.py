@@ -29,6 +29,7 @@ def test_the_kernel_takes_convolutions_of_up_to_two_axes(
     monkeypatch: pytest.MonkeyPatch, module: nn.Module, shape: tuple[int, ...], taken: bool
 ) -> None:
     monkeypatch.setattr(base, "sums_kernels", lambda *_, batched: SimpleNamespace(square_sums=None))
+    monkeypatch.setattr(base, "native", lambda *_: False)
     x = torch.zeros(shape)
     weight = RULES[type(module)].gradients(module, Call((x,), (module(x).detach(),)))["weight"]
     assert isinstance(weight, base.Outer)

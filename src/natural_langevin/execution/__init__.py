@@ -5,6 +5,9 @@ import it.
 """
 
 from natural_langevin import random
+from natural_langevin.execution.kernels.cpu_sums import NativeSums
 from natural_langevin.execution.kernels.native.build import native_normal
+from natural_langevin.statistics import use_native_sums
 
 random.use_native(native_normal)
+use_native_sums(NativeSums())

@@ -26,7 +26,6 @@ from torch.utils import _pytree as pytree
 from natural_langevin._internal.chains import Params, Units
 from natural_langevin._internal.cuda_graphs import RecordedFunction
 from natural_langevin.execution.kernels.layer import LayerCall
-from natural_langevin.execution.kernels.native.trace import convolution
 from natural_langevin.optim import shards
 from natural_langevin.optim.agreement import waiting
 from natural_langevin.optim.capture import (
@@ -81,8 +80,7 @@ def without_dropout(model: nn.Module) -> nn.Module:
 log = logging.getLogger("natural_langevin")
 
 Reduction = Literal["mean", "sum"]
-#: By weight, a layer and, of a convolution, the table of its patches.
-Deferred = dict[str, tuple[str, Tensor | None]]
+Deferred = dict[str, str]  # by weight, a layer
 
 
 class Fisher:
@@ -320,9 +318,9 @@ class Fisher:
         calls = {
             w: LayerCall(
                 inputs[n, 0][0].flatten(1).contiguous()[None],
-                deltas[n, 0][0].flatten(1).contiguous()[None], None, float(scale), 1.0, table=table,
+                deltas[n, 0][0].flatten(1).contiguous()[None], None, float(scale), 1.0,
             )
-            for w, (n, table) in deferred.items()
+            for w, n in deferred.items()
         }  # fmt: skip
         if calls and not (plan.ruled or plan.replayed or plan.whole):
             return {"calls": calls}
@@ -351,26 +349,20 @@ class Fisher:
             return found | ({"calls": calls} if calls else {})
 
     def _part(self, plan: Plan) -> tuple[Plan, Deferred]:
-        """The plan without the layers whose calls are handed to the step, and these by weight; with
-        what a convolution's patches are made of."""
+        """The plan without the layers whose calls are handed to the step, and these by weight."""
         deferrable = self.deferrable()
         if not deferrable:
             return plan, {}
         key = id(plan), frozenset(deferrable)
         if key not in self._parted:
-            network, found = self.network_copy, Deferred()
-            tables: dict[str, Tensor | None]
-            tables = dict.fromkeys(plan.single_linear_calls(network))
-            if self.gradients.sharing == "exact":
-                for name in plan.single_convolutions(network):
-                    x = torch.empty(plan.traces[name, 0].inputs[0], device="meta")
-                    on: Any = network.model.get_submodule(name)
-                    shape = on.stride, on.padding, on.dilation, on.groups
-                    tables[name] = convolution(x, on.weight, *shape).table
-            for name, table in tables.items():
-                if frozenset(network.owned[name].values()) in deferrable:
-                    found[network.owned[name]["weight"]] = name, table
-            self._parted[key] = plan, plan.without([n for n, _ in found.values()]), found
+            network = self.network_copy
+            owned = {n: network.owned[n] for n in plan.single_linear_calls(network)}
+            found = {
+                own["weight"]: n
+                for n, own in owned.items()
+                if frozenset(own.values()) in deferrable
+            }
+            self._parted[key] = plan, plan.without(found.values()), found
         return self._parted[key][1:]
 
     def groups(self, params: Params) -> list[Group]:

@@ -458,14 +458,8 @@ class Update:
 def _sums(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
     """A layer's statistics, by torch's operations: of the weight, of both, and of the bias."""
     a, delta = call.a[0], call.delta[0] * call.scale
-    if call.table is None:
-        squares = delta.square()
-        return squares.mT @ a.square(), squares.mT @ a, squares.sum(0)
-    patches = torch.nn.functional.pad(a, (0, 1))[:, call.table.long()]
-    by_channel = delta.unflatten(1, (-1, len(call.table)))
-    gradients, of_bias = by_channel @ patches, by_channel.sum(2)
-    row = (gradients * of_bias[..., None]).sum(0)
-    return gradients.square().sum(0), row, of_bias.square().sum(0)
+    squares = delta.square()
+    return squares.mT @ a.square(), squares.mT @ a, squares.sum(0)
 
 
 def _by_name(moments: Moments) -> Statistics:

@@ -41,6 +41,7 @@ from natural_langevin.statistics.rules import (
     register_rule,
     restore_layers,
     row_units,
+    use_native_sums,
 )
 from natural_langevin.statistics.vectorised import vectorised
 
@@ -77,6 +78,7 @@ __all__ = [
     "row_units",
     "split_rows",
     "unit_rows",
+    "use_native_sums",
     "vectorised",
     "with_parameters",
 ]  # fmt: skip

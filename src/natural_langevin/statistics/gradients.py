@@ -144,6 +144,11 @@ class Gradients:
         self.prepare(params, x)
         return self._plans[kind_of(self.network, x)].single_linear_calls(self.network)
 
+    @property
+    def summed(self) -> frozenset[str]:
+        """Parameters whose gradients are added up with their squares, on some batch."""
+        return frozenset().union(*(plan.summed for plan in self._plans.values()))
+
     def distrust(self, names: set[str]) -> bool:
         """From now on these parameters' statistics come from the whole network, sample by sample.
 

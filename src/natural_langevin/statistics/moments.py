@@ -144,10 +144,9 @@ def _rows(group: Group, forms: Any, how: Averaging) -> Params:
 
 
 def _by_kernel(group: Group, forms: Any, how: Averaging) -> Moments:
-    """What is asked of convolutions on a GPU but for matrices; nothing where no kernel takes
-    them."""
+    """What is asked of maps but for matrices; nothing where no kernel takes them."""
     maps = {w: forms[w] for w in group.weights or (group.name,)}
-    single = all(len(gs) == 1 and isinstance(gs[0], Outer) for gs in maps.values())
+    single = all(len(gs) == 1 for gs in maps.values())
     sums = {w: gs[0].square_sums() for w, gs in maps.items()} if single else {}
     if not all(sums.values()) or not single:
         return {}

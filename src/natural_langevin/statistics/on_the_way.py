@@ -11,27 +11,11 @@ from collections.abc import Collection
 
 from torch import Tensor
 
-from natural_langevin._internal.chains import Params
 from natural_langevin.statistics.capture import Network
 from natural_langevin.statistics.moments import Moments, merge
 from natural_langevin.statistics.plan import Plan
 from natural_langevin.statistics.statistics import LayerStatistics, ruled_layers
 from natural_langevin.statistics.tape import CallKey, Tensors
-
-
-def summed_parameters(network: Network, plan: Plan, params: Params) -> set[str]:
-    """Those whose gradients come with their statistics (``Rule.sums``): of layers that are called
-    once and share none of them."""
-    like, found = next(iter(params.values())), set[str]()
-    owners = [p for own in network.owned.values() for p in own.values()]
-    for name in plan.ruled:
-        own, keys = set(network.owned[name].values()), [k for k in plan.traces if k[0] == name]
-        alone = len(keys) == 1 and plan.outputs[keys[0]][0].repeat == 1
-        shared = own & plan.whole or any(owners.count(p) > 1 for p in own)
-        sums = network.rules[name].sums
-        if alone and not shared and sums and sums(network.model.get_submodule(name), like):
-            found |= own
-    return found
 
 
 class OnTheWay:

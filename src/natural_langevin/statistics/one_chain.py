@@ -25,7 +25,7 @@ from natural_langevin.likelihoods import State as LikelihoodState
 from natural_langevin.statistics.capture import Network
 from natural_langevin.statistics.data_parallel import Part, at_its_rows
 from natural_langevin.statistics.moments import Averaging, Moments, Sharing, dense_moments
-from natural_langevin.statistics.on_the_way import OnTheWay, summed_parameters
+from natural_langevin.statistics.on_the_way import OnTheWay
 from natural_langevin.statistics.plan import Plan
 from natural_langevin.statistics.requests import Basis, BatchTargets, Group, Requests
 from natural_langevin.statistics.statistics import LayerStatistics, Recorded
@@ -121,7 +121,8 @@ class OneChain:
             return self._on_the_way(params, x, settle, basis)
         loss, gradient, state, calls, tape = self.backward(params, x, settle)
         found = self.moments(params, state, x, *tape, basis) if self.requests else {}
-        return loss, gradient, found, state, calls
+        gradient |= found.pop("first", {})
+        return loss, {n: gradient[n] for n in params if n in gradient}, found, state, calls
 
     def backward(
         self, params: Params, x: Tensor, settle: Callable[[Any], BatchTargets]
@@ -130,7 +131,7 @@ class OneChain:
         gradients of its outputs, and the labels whose gradients count."""
         watched = from_layers(self.requests) or self.deferred
         epsilons = self._plan(x).epsilons(x.device) if watched else {}
-        apart = self._apart()
+        apart = self._apart() | self._summed(x)
         own = {name: p for name, p in params.items() if name not in apart}
 
         def recorded(p: Params, e: Tensors) -> tuple[Any, Tensors]:
@@ -161,9 +162,8 @@ class OneChain:
         basis: Basis,
     ) -> Moments:
         """The statistics of what ``backward`` left."""
-        plan, apart = self._plan(x), self._apart()
+        plan, groups = self._plan(x), self._formed(x)
         recorded = Recorded(params, inputs, deltas, x, labels, partial(self._sample_loss, state))
-        groups = [g for g in self.groups if g.name not in apart]
         how = Averaging(len(x), self.sharing, self.numbers, basis)
         formed = plan.without(self.deferred)
         return LayerStatistics(self.network, formed, groups, recorded, how).every()
@@ -173,14 +173,7 @@ class OneChain:
     ) -> tuple[Tensor, Params, Moments, LikelihoodState, Deferred]:
         """``backward`` and ``moments`` in one, where torch's tape runs alone."""
         plan, apart, scale = self._plan(x), self._apart(), self.network.loss_scale
-        formed, summed = plan.without(self.deferred), set[str]()
-        if self.sharing == "exact":
-            summed = summed_parameters(self.network, formed, params)
-        groups = [
-            g._replace(requests=g.requests | {"first"}) if g.name in summed else g
-            for g in self.groups
-            if g.name not in apart
-        ]
+        formed, summed, groups = plan.without(self.deferred), self._summed(x), self._formed(x)
         way = OnTheWay(self.network, plan, self.deferred)
         tape = Tape(plan.epsilons(x.device), way.arrived)
         own = {n: p.detach() for n, p in params.items() if n not in apart | summed}
@@ -220,6 +213,23 @@ class OneChain:
     def _apart(self) -> set[str]:
         """Parameters of the layers whose products somebody else forms."""
         return {full for name in self.deferred for full in self.network.owned[name].values()}
+
+    def _summed(self, x: Tensor) -> set[str]:
+        """Parameters whose gradients are added up with their squares: of the data's labels."""
+        exact = self.sharing == "exact" and self.targets == "data"
+        if not exact or not from_layers(self.requests):
+            return set()
+        squared = {n for g in self.groups if "second" in g.requests for n in g.names}
+        return squared & self._plan(x).summed - self._apart()
+
+    def _formed(self, x: Tensor) -> list[Group]:
+        """What is asked of the layers that nobody else forms."""
+        summed, apart = self._summed(x), self._apart()
+        return [
+            g._replace(requests=g.requests | {"first"}) if g.name in summed else g
+            for g in self.groups
+            if g.name not in apart
+        ]
 
     def _in_pieces(
         self,

@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin._internal.chains import Params
 from natural_langevin.statistics.capture import Network
-from natural_langevin.statistics.rules import Call
+from natural_langevin.statistics.rules import Call, SampleGradient
 from natural_langevin.statistics.rules.rewritten import RewrittenLayer
 from natural_langevin.statistics.tape import CallKey, Tape, Tensors, Trace, is_real
 
@@ -75,6 +75,9 @@ class Plan:
     replayed: tuple[str, ...]
     whole: frozenset[str]  # full names of parameters
     shared: frozenset[CallKey] = frozenset()  # calls that were given a batch axis
+    #: Full names of parameters whose gradients come with their statistics: of layers that are
+    #: called once and share none of them (``SampleGradient.adds_up``).
+    summed: frozenset[str] = frozenset()
 
     def spread(self, key: CallKey, inputs: list[Tensor]) -> list[Tensor]:
         """The inputs of a call, with a batch axis where it was given one."""
@@ -99,12 +102,6 @@ class Plan:
         """Ruled ``nn.Linear`` layers with one call, of one row per sample, and no other use."""
         found = self._single_calls(network, nn.Linear)
         return [name for name in found if all(len(s) == 2 for s in self._shapes(name))]
-
-    def single_convolutions(self, network: Network) -> list[str]:
-        """The same of convolutions of all channels, with zeros around their inputs."""
-        found = self._single_calls(network, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-        modules: dict[str, Any] = {name: network.model.get_submodule(name) for name in found}
-        return [n for n, m in modules.items() if m.groups == 1 and m.padding_mode == "zeros"]
 
     def _shapes(self, name: str) -> list[torch.Size]:
         """Of inputs and outputs of a layer's only call."""
@@ -138,6 +135,8 @@ def make_plan(network: Network, params: Params, x: Tensor, distrusted: frozenset
     inputs: dict[CallKey, list[Axis | None]] = {}
     outputs: dict[CallKey, list[Axis]] = {}
     ruled, replayed, whole = [], [], {*distrusted, *strangers}
+    summed: set[str] = set()
+    owners = [p for own in network.owned.values() for p in own.values()]
     for name, own in network.owned.items():
         keys = [key for key in traces if key[0] == name]
         if not keys:
@@ -154,8 +153,12 @@ def make_plan(network: Network, params: Params, x: Tensor, distrusted: frozenset
         except _UnclearError:
             whole |= set(own.values())
             continue
-        if _rule_applies(network, name, [(traces[k], inputs[k], outputs[k]) for k in keys]):
+        forms = _forms(network, name, [(traces[k], inputs[k], outputs[k]) for k in keys])
+        if forms is not None:
             ruled.append(name)
+            single = len(keys) == 1 and all(owners.count(p) == 1 for p in own.values())
+            if single and all(form.adds_up for form in forms):
+                summed |= set(own.values())
         elif isinstance(network.model.get_submodule(name), RewrittenLayer):
             whole |= set(own.values())  # what is on tape are its inner maps, not its arguments
         else:
@@ -173,7 +176,11 @@ def make_plan(network: Network, params: Params, x: Tensor, distrusted: frozenset
     ruled, replayed = [n for n in ruled if needed(n)], [n for n in replayed if needed(n)]
     kept = {key: t for key, t in traces.items() if key[0] in ruled or key[0] in replayed}
     own_axis = frozenset(key for key in shared if key in kept)
-    return Plan(kept, inputs, outputs, tuple(ruled), tuple(replayed), frozenset(whole), own_axis)
+    formed = {p for name in ruled for p in network.owned[name].values()} - whole
+    return Plan(
+        kept, inputs, outputs, tuple(ruled), tuple(replayed), frozenset(whole), own_axis,
+        frozenset(summed & formed),
+    )  # fmt: skip
 
 
 def _shared_calls(
@@ -258,15 +265,17 @@ def _grown_axis(shape: torch.Size, longer: torch.Size, batch: int) -> Axis | Non
     return Axis(axis, repeat)
 
 
-def _rule_applies(
+def _forms(
     network: Network, name: str, calls: list[tuple[Trace, list[Axis | None], list[Axis]]]
-) -> bool:
-    """Samples on one axis of everything, and a rule that knows all of the layer's parameters."""
+) -> list[SampleGradient] | None:
+    """The gradients of all calls, by a rule that knows all of the layer's parameters, with samples
+    on one axis of everything; None where there is none."""
+    found: list[SampleGradient] = []
     if name not in network.rules:
-        return False
+        return None
     for trace, inputs, outputs in calls:
         if None in inputs or len({axis.repeat for axis in (*inputs, *outputs) if axis}) != 1:
-            return False
+            return None
         like = next(iter(network.model.parameters()))
         sizes = [shape for shape, _ in trace.outputs]
         deltas = tuple(a.first(like.new_zeros(s)) for a, s in zip(outputs, sizes, strict=True))
@@ -278,8 +287,9 @@ def _rule_applies(
         )
         known = network.rules[name].gradients(network.model.get_submodule(name), Call(made, deltas))
         if not network.owned[name].keys() <= known.keys():
-            return False
-    return True
+            return None
+        found += [known[own].folded(outputs[0].repeat) for own in network.owned[name]]
+    return found
 
 
 # Rehearsals ---------------------------------------------------------------------------------------

@@ -77,14 +77,17 @@ def _wrong_parameters(
 ) -> dict[str, float]:
     """The parameters whose statistics are wrong, each with its relative error."""
     x, y = _worst(gradients, params, state, x, y)
-    measured = _measure(gradients, params, state, x, y)
+    measured, summed = _measure(gradients, params, state, x, y)
     samples = _per_sample_loop(gradients, params, measured, x, y)
     second = {k: g.square().mean(0) for k, g in samples.items()}
     rest = max(ROUNDING * torch.finfo(s.dtype).eps * float(s.max()) ** 0.5 for s in second.values())
+    wrong: dict[str, float] = {}
     for name, g in samples.items():
         # Relative to the samples' own gradients, which may cancel in the mean.
         error = _relative(measured.gradient[name][0] - g.mean(0), second[name].sqrt(), rest)
-        if not error <= TOLERANCE:
+        if not error <= TOLERANCE and name in summed:
+            wrong[name] = error  # by a rule
+        elif not error <= TOLERANCE:
             raise ValueError(
                 f"the gradient of {name!r} is not the mean of its per-sample gradients (relative "
                 f"error {error:.2g}): do samples influence each other, or is the batch not the "
@@ -101,7 +104,7 @@ def _wrong_parameters(
             # By Cauchy and Schwarz no larger than this; relative to itself it may be a mere rest.
             scale = (b.square().mean(0).clamp_min(rest**2) * second[w]).sqrt()
             errors[w].append(_relative(found[0] - (b * samples[w]).mean(0), scale, rest**2))
-    return {k: max(e) for k, e in errors.items() if not max(e) <= TOLERANCE}
+    return wrong | {k: max(e) for k, e in errors.items() if not max(e) <= TOLERANCE}
 
 
 def _worst(
@@ -121,14 +124,15 @@ def _worst(
 
 def _measure(
     gradients: Gradients, params: Params, state: LikelihoodState, x: Tensor, y: Tensor
-) -> Evaluation:
+) -> tuple[Evaluation, frozenset[str]]:
+    """What ``gradients`` says; and the parameters whose gradients rules have formed."""
     plain = copy.copy(gradients)
     plain.requests = frozenset({"second", "cross"})  # of the gradients that all others come from
     plain.targets = "data"  # drawn labels would be another sum
     plain.sharing = "exact"  # the approximation starts from the same pieces
     plain.clip = plain.data_parallel = None  # every process checks for itself
     plain.prepare(params, x)
-    return plain(
+    found = plain(
         {name: value[:1] for name, value in params.items()},
         {name: value[:1] for name, value in state.items()},
         (x, y),
@@ -136,6 +140,7 @@ def _measure(
         key=torch.zeros(1, 2, dtype=torch.int32, device=x.device),
         step=torch.zeros((), device=x.device),
     )
+    return found, plain.summed
 
 
 def _per_sample_loop(

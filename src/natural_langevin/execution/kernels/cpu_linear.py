@@ -1,5 +1,5 @@
 """The update of a layer on the CPU by one pass of the native library, from the inputs and output
-gradients of a linear layer or a convolution, or from a gradient and statistics that are given.
+gradients of a linear layer, or from a gradient and statistics that are given.
 
 For networks whose forward and backward passes are torch's. The general path spends its time on
 noise and on passes over memory, with every intermediate written out; ``native/linear.h`` does some
@@ -48,8 +48,6 @@ class _Layer(ctypes.Structure):
         ]
         + [("batch", ctypes.c_int64), ("scale", ctypes.c_double)]
         + [(n, ctypes.c_void_p) for n in ("a", "delta", "fisher")]
-        + [(n, ctypes.c_int64) for n in ("inputs", "positions")]
-        + [("table", ctypes.c_void_p)]
         + [(n, _Pair) for n in ("theta", "mean", "momentum", "second")]
         + [(n, ctypes.c_void_p) for n in ("cross", "prior", "damping", "numbers", "keys")]
     )  # fmt: skip
@@ -97,9 +95,7 @@ def _filled(
     if call is not None:
         layer.batch, layer.scale, layer.share = call.a.shape[1], call.scale, call.share
         layer.a, layer.delta = pointer(call.a), pointer(call.delta)
-        layer.fisher, layer.table = pointer(call.fisher), pointer(call.table)
-        if call.table is not None:
-            layer.inputs, layer.positions = call.a.shape[-1], len(call.table)
+        layer.fisher = pointer(call.fisher)
     layer.numbers, layer.keys = pointer(inputs.numbers), pointer(inputs.keys)
     return layer
 

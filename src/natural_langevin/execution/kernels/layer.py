@@ -63,9 +63,7 @@ class LayerCall(NamedTuple):
     (chain, B, features).
 
     Statistics are sums of products of ``scale`` delta (of ``scale`` fisher, where that is not
-    None), the gradient is ``share`` times the sum of ``scale`` delta a^T, or the one ``given``.
-    With a ``table`` it is a convolution, of gradients (chain, B, O positions), whose patch at a
-    position is these of the inputs; one behind the last is zero."""
+    None), the gradient is ``share`` times the sum of ``scale`` delta a^T, or the one ``given``."""
 
     a: Tensor
     delta: Tensor
@@ -73,7 +71,6 @@ class LayerCall(NamedTuple):
     scale: float
     share: float
     given: Given = Given()
-    table: Tensor | None = None  # (position, input of a patch) int32
 
 
 class LayerInputs(NamedTuple):

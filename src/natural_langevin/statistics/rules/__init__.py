@@ -21,9 +21,9 @@ from natural_langevin.statistics.rules.base import (
     own_units,
     positions,
     row_units,
+    use_native_sums,
 )
 from natural_langevin.statistics.rules.convolution import (
-    by_kernel,
     convolution_gradients,
     no_units,
     transposed_gradients,
@@ -35,7 +35,6 @@ from natural_langevin.statistics.rules.normalisation import (
     GroupNorm,
     LayerNorm,
     RMSNorm,
-    always,
     group_norm_gradients,
     layer_norm_gradients,
     rms_norm_gradients,
@@ -61,6 +60,7 @@ from natural_langevin.statistics.rules.rewritten import (
 __all__ = [
     "RULES", "Call", "Outer", "Rule", "SampleGradient", "Scatter", "Stacked", "Sum",
     "own_units", "positions", "register_rule", "restore_layers", "rewrite_layers", "row_units",
+    "use_native_sums",
 ]  # fmt: skip
 
 #: By exact type: a subclass may compute something else.
@@ -69,18 +69,18 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.modules.linear.NonDynamicallyQuantizableLinear: Rule(linear_gradients, row_units),
     Bilinear: Rule(bilinear_gradients, row_units),
     **{
-        c: Rule(convolution_gradients, row_units, by_kernel)
+        c: Rule(convolution_gradients, row_units)
         for c in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
     },
     **{
-        c: Rule(transposed_gradients, no_units, by_kernel)
+        c: Rule(transposed_gradients, no_units)
         for c in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
     },
     **{c: Rule(embedding_gradients, own_units) for c in (nn.Embedding, Embedding)},
-    LayerNorm: Rule(layer_norm_gradients, own_units, always),
-    RMSNorm: Rule(rms_norm_gradients, own_units, always),
-    GroupNorm: Rule(group_norm_gradients, own_units, always),
-    **{c: Rule(running_norm_gradients, own_units, always) for c in CHANNEL_NORMS},
+    LayerNorm: Rule(layer_norm_gradients, own_units),
+    RMSNorm: Rule(rms_norm_gradients, own_units),
+    GroupNorm: Rule(group_norm_gradients, own_units),
+    **{c: Rule(running_norm_gradients, own_units) for c in CHANNEL_NORMS},
     MultiheadAttention: Rule(attention_gradients, row_units),
     OwnParameter: Rule(own_parameter_gradients, own_units),
     **{c: Rule(recurrent_gradients, row_units) for c in (RNN, LSTM, GRU)},

@@ -17,14 +17,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any, NamedTuple
+from functools import cache, lru_cache
+from typing import Any, NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from natural_langevin._internal.chains import Units
-from natural_langevin._internal.gpu_kernels import Trial, tried, usable
+from natural_langevin._internal.gpu_kernels import Trial, allowed, tried, usable
 
 
 class Call(NamedTuple):
@@ -75,6 +76,67 @@ class SampleGradient:
         """The same with every ``repeat`` consecutive rows as positions of one sample."""
         raise NotImplementedError
 
+    def square_sums(self) -> SquareSums | None:
+        """Who adds up squares without writing any G_n; None where nobody does."""
+        return None
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether who adds up squares of G_n may add up G_n for nothing, which is the gradient."""
+        return self.square_sums() is not None
+
+
+#: From a bias's (n, unit), or None, to sum_n G_n^2, where it is asked for sum_n G_n, and
+#: sum_n bias_n G_n.
+SquareSums = Callable[[Tensor | None, bool], tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Patches:
+    """The patches of a convolution's inputs, (n, C, *pixels) -> (n, group, C / group, *kernel,
+    *positions). ``pad`` and ``mode`` as torch's own ``pad`` has them."""
+
+    pad: tuple[int, ...]
+    mode: str
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    size: tuple[int, ...] | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        padded = F.pad(x, self.pad, mode=self.mode)
+        return patches(padded, self.kernel, self.stride, self.dilation, self.groups, self.size)
+
+
+def patches(
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    size: Sequence[int] | None = None,
+) -> Tensor:
+    """(n, C, *pixels) -> a view (n, group, C / group, *kernel, *positions), cropped to ``size``."""
+    spatial = len(kernel)
+    for axis in range(spatial):
+        span = dilation[axis] * (kernel[axis] - 1) + 1
+        x = x.unfold(2 + axis, span, stride[axis])[..., :: dilation[axis]]
+        if size is not None:
+            x = x.narrow(2 + axis, 0, size[axis])
+    front = [0, 1, 2, *range(3 + spatial, 3 + 2 * spatial), *range(3, 3 + spatial)]
+    return x.unflatten(1, (groups, -1)).permute(front)
+
+
+@lru_cache(maxsize=64)
+def patch_table(unfold: Patches, shape: tuple[int, ...]) -> Tensor:
+    """(position, input of a patch): which number of a sample (C, *pixels), the one behind the last
+    for what is padded with zeros. Of one group."""
+    count = math.prod(shape)
+    numbers = torch.arange(1, count + 1, dtype=torch.float64, device="cpu").reshape(1, *shape)
+    found = by_position(unfold(numbers))[0, 0].long()
+    return torch.where(found > 0, found - 1, count).to(torch.int32).contiguous()
+
 
 @dataclass(frozen=True)
 class Outer(SampleGradient):
@@ -113,20 +175,41 @@ class Outer(SampleGradient):
         delta = delta * factor.reshape(len(factor), delta.shape[1], 1, -1)
         return (_by_features(delta).mT @ _by_features(a)).reshape(self.shape)
 
-    def square_sums(self) -> Callable[[Tensor | None, bool], tuple[Tensor, ...]] | None:
-        """From a bias's (n, unit), or None, to sum_n G_n^2, where it is asked for sum_n G_n, and
-        sum_n bias_n G_n, by a kernel that writes neither G_n nor patches: of convolutions on a GPU.
-        Other maps have no patches, and a library's products are faster."""
-        unfold, fits = self.unfold, self.repeat == 1 and len(self.shape) < 5
-        if unfold is None or not fits:
-            return None
-        kernel = sums_kernels(self.a, self.delta, batched=self.groups == 1)
-        if kernel is None:
-            return None
+    def square_sums(self) -> SquareSums | None:
+        """By a kernel that writes neither G_n nor patches: of convolutions on a GPU, where other
+        maps have no patches and a library's products are faster, and of all maps on a CPU."""
+        unfold = self.unfold
+        fits = unfold is not None and self.repeat == 1 and len(self.shape) < 5
+        one = self.groups == 1
+        kernel = sums_kernels(self.a, self.delta, batched=one) if fits else None
+        if unfold is None or kernel is None:
+            return self._native_sums()
         a, delta, sums = unfold(self.a), _fold(self.delta, 1), kernel.square_sums
         return lambda bias, total: tuple(
             s.reshape(self.shape) for s in sums(a, delta, bias, total=total)
         )
+
+    def _native_sums(self) -> SquareSums | None:
+        unfold, known = self.unfold, isinstance(self.unfold, Patches) and self.repeat == 1
+        if self.groups > 1 or not (unfold is None or known) or not native(self.a, self.delta):
+            return None
+        table, (sums,) = None, _NATIVE
+        if isinstance(unfold, Patches):
+            a, delta = self.a, _fold(self.delta, 1)[:, 0]
+            table = patch_table(unfold, tuple(a.shape[1:]))
+        else:
+            a, delta = (_fold(value, self.repeat)[:, 0] for value in (self.a, self.delta))
+
+        def found(bias: Tensor | None, total: bool) -> tuple[Tensor, ...]:
+            bias = None if bias is None else bias.reshape(len(bias), -1)
+            every = [s.reshape(self.shape) for s in sums(a.flatten(1), delta, bias, table)]
+            return (every[0], *every[1 if total else 2 :])
+
+        return found
+
+    @property
+    def adds_up(self) -> bool:
+        return self.positions() != (1,) and self.square_sums() is not None
 
     def work(self) -> int:
         return math.prod(self.shape) + (0 if self.unfold is None else self._unfolded())
@@ -234,6 +317,10 @@ class Sum(SampleGradient):
     def expanded(self, numbers: int, *, row: bool) -> tuple[Tensor, Tensor | None]:
         return self.d.square().sum((0, 1)), None
 
+    @property
+    def adds_up(self) -> bool:
+        return True  # a number for every unit, and written out
+
     def folded(self, repeat: int) -> Sum:
         return Sum(self.d.reshape(-1, repeat * self.d.shape[1], *self.d.shape[2:]))
 
@@ -258,6 +345,24 @@ class Stacked(SampleGradient):
         known = [c for c in crosses if c is not None]
         return torch.cat(squares), torch.cat(known) if row and known else None
 
+    def square_sums(self) -> SquareSums | None:
+        found = [p.square_sums() for p in self.parts]
+        known = [s for s in found if s is not None]
+        if len(known) < len(found):
+            return None
+        sizes = [p.shape[0] for p in self.parts if isinstance(p, Outer)]
+
+        def joined(bias: Tensor | None, total: bool) -> tuple[Tensor, ...]:
+            biases = [None] * len(known) if bias is None else bias.split(sizes, dim=1)
+            every = [s(b, total) for s, b in zip(known, biases, strict=True)]
+            return tuple(map(torch.cat, zip(*every, strict=True)))
+
+        return joined
+
+    @property
+    def adds_up(self) -> bool:
+        return all(p.adds_up for p in self.parts)
+
     def folded(self, repeat: int) -> Stacked:
         return Stacked(tuple(p.folded(repeat) for p in self.parts))
 
@@ -266,13 +371,10 @@ class Rule(NamedTuple):
     """What a kind of layer tells the Fisher metrics.
 
     ``gradients(module, call)``: the per-sample gradients of one call, by the layer's own parameter
-    names. ``units(module)``: for every bias, the weights of its units (see ``own_units``).
-    ``sums(module, like)``: whether what adds up squares of G_n may add up G_n for nothing, which is
-    the gradient; ``like`` is a tensor of the same kind as the inputs."""
+    names. ``units(module)``: for every bias, the weights of its units (see ``own_units``)."""
 
     gradients: Callable[[nn.Module, Call], dict[str, SampleGradient]]
     units: Callable[[nn.Module], Units]
-    sums: Callable[[nn.Module, Tensor], bool] | None = None
 
 
 def own_units(module: nn.Module) -> Units:
@@ -306,6 +408,35 @@ def own_parameter_gradients(module: nn.Module, call: Call) -> dict[str, SampleGr
     """A likelihood's own parameter, the last column of the outputs: G_n[u] = sum_t delta_nt[-1]."""
     (name,) = dict(module.named_parameters(recurse=False))
     return {name: Sum(positions(call.delta[..., -1:]))}
+
+
+class NativeSums(Protocol):
+    """Sums over samples of a linear map's gradients by a native library, of a (n, inputs), delta
+    (n, T, O), a bias's (n, O) or None, and a table of patches where there are any: sum_n G_n^2,
+    sum_n G_n and, with a bias, sum_n b_n G_n."""
+
+    def __call__(
+        self, a: Tensor, delta: Tensor, bias: Tensor | None, table: Tensor | None
+    ) -> tuple[Tensor, ...]: ...
+
+    def serves(self, dtype: torch.dtype) -> bool:
+        """Whether there is a library for these numbers."""
+
+
+_NATIVE: list[NativeSums] = []
+
+
+def use_native_sums(sums: NativeSums) -> None:
+    """From now on these sums are made by ``sums`` on a CPU: the same, but for rounding."""
+    _NATIVE[:] = [sums]
+
+
+def native(*tensors: Tensor) -> bool:
+    """Whether native sums take these."""
+    one = tensors[0]
+    fits = all(t.device.type == "cpu" and t.dtype == one.dtype for t in tensors)
+    plain = allowed() and not torch.compiler.is_compiling()
+    return fits and plain and bool(_NATIVE) and _NATIVE[0].serves(one.dtype)
 
 
 def sums_kernels(*tensors: Tensor, batched: bool = False) -> Any:

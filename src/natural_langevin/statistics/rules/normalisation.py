@@ -52,11 +52,6 @@ def _normalised(module: Any, x: Tensor) -> Tensor:
     return (x - mean) * (variance + module.eps).rsqrt()
 
 
-def always(module: Any, like: Tensor) -> bool:
-    """A sample's gradient is a number for every feature, and is written out."""
-    return True
-
-
 class _FullPrecision:
     """Contiguous, because torch's own asks for channels-last strides, which vmap cannot answer; and
     in the precision of the gain, as autocast does on GPUs: elsewhere vmap cannot mix the two."""

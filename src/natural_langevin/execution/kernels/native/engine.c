@@ -13,6 +13,7 @@
 #include "layer.h"
 #include "likelihood.h"
 #include "linear.h"
+#include "sums.h"
 #include "unit.h"
 
 // A chain whose step takes fewer multiplications than this goes by one thread: a team's members wait

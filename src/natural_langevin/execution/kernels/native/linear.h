@@ -1,7 +1,7 @@
 // The update of the units of one weight, for networks whose passes the engine does not know, but
 // whose updates it does: from a gradient and statistics that others have formed, or from the inputs and
-// output gradients of a linear layer or a convolution, whose sums never leave the cache. Some units at a
-// time, as in the engine.
+// output gradients of a linear layer, whose sums never leave the cache. Some units at a time, as in the
+// engine.
 
 #ifndef NATURAL_LANGEVIN_LINEAR_H
 #define NATURAL_LANGEVIN_LINEAR_H
@@ -11,7 +11,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#include "convolution.h"
 #include "noise.h"
 #include "update.h"
 
@@ -28,9 +27,6 @@ typedef struct {
     int64_t batch;
     double scale;                    // delta times this: means of products are then their sums
     const real *a, *delta, *fisher;  // (chain, batch, in or out); fisher: of statistics, NULL: delta
-    // Of a convolution: a (chain, batch, inputs), delta (chain, batch, out, position), else NULL.
-    int64_t inputs, positions;
-    const int32_t *table;  // as in layout.h
     real *theta[2], *mean[2], *momentum[2], *second[2], *cross;  // NULL where there is none
     const real *prior;    // (chain, 4): 1 / (beta variance) and mean, of weight and bias
     const real *damping;  // (chain, 2)
@@ -55,30 +51,23 @@ typedef struct {
     real *sums[3];     // (together, padded(in)): gradient, second, cross
     real *bias[2];     // (together): the bias's gradient and second
     Active *active;
-    real *columns, *total;  // of a convolution: D (together, position, stride), its sum over positions
 } LinearRoom;
 
 static int linear_forms(const LinearUpdate *l) { return l->a && (l->adapts || !l->gradient); }
 
-// Numbers of a chain's inputs, as their sums are formed: of a convolution with a row of zeros.
-static int64_t linear_inputs(const LinearUpdate *l) {
-    return l->table ? (l->inputs + 1) * row_stride(l->batch) : padded(l->in) * l->batch;
-}
+// Numbers of a chain's inputs, as their sums are formed.
+static int64_t linear_inputs(const LinearUpdate *l) { return padded(l->in) * l->batch; }
 
 // Lays out the room of a layer from `base` on, NULL: nowhere; how many bytes it has.
 static int64_t linear_room(const LinearUpdate *l, char *base, LinearRoom *r) {
     const int forms = linear_forms(l);
-    r->together = l->table && forms ? PATCH_UNITS : chunk_of(l->in);
+    r->together = chunk_of(l->in);
     const int64_t k = r->together, sums = forms ? k * padded(l->in) : 0, some = forms ? k : 0;
     const int64_t active = forms ? l->batch + 1 : 0, normals = k * l->in + k + 2 * 544;
-    const int64_t columns = l->table ? some * row_stride(l->batch) : 0;
-    const int64_t bytes =
-        (columns * (l->positions + 1) + 3 * l->in + 3 * sums + 2 * some) * sizeof(real) +
-        normals * sizeof(float) + some * (sizeof(Active) + active * (sizeof(real) + sizeof(int32_t)));
+    const int64_t bytes = (3 * l->in + 3 * sums + 2 * some) * sizeof(real) + normals * sizeof(float) +
+                          some * (sizeof(Active) + active * (sizeof(real) + sizeof(int32_t)));
     if (!base) return bytes + 64;
     char *at = base;
-    r->columns = (real *)at, at += columns * (l->positions + 1) * sizeof(real);
-    r->total = r->columns + columns * l->positions;
     r->active = (Active *)at, at += some * sizeof(Active);
     real *numbers = (real *)at;
     r->v = numbers, r->d = r->v + l->in, r->n = r->d + l->in, numbers += 3 * l->in;
@@ -89,40 +78,6 @@ static int64_t linear_room(const LinearUpdate *l, char *base, LinearRoom *r) {
     int32_t *rows = (int32_t *)(r->normals + normals);
     for (int64_t u = 0; u < some; ++u, rows += active) r->active[u].row = rows;
     return bytes + 64;
-}
-
-// `features` of every sample, `apart` from one to the next, as columns; lanes behind the last sample hold
-// that one again.
-static void batch_columns(const real *a, int64_t apart, int64_t features, int64_t batch, real *into) {
-    for (int64_t n = 0; n < batch; n += LANES) {
-        const real *rows[LANES];
-        for (int64_t j = 0; j < LANES; ++j) rows[j] = a + least(n + j, batch - 1) * apart;
-        as_columns(rows, features, into + n, row_stride(batch));
-    }
-}
-
-// The sums of `units` channels of a convolution, from the columns of its inputs.
-static void channel_sums(const LinearUpdate *l, const real *delta, const real *inputs, int need,
-                         int64_t unit, int64_t units, Sums sums, LinearRoom *r) {
-    const Layer shape = {.in = l->in, .out = units, .inputs = l->inputs, .positions = l->positions,
-                         .table = l->table};
-    const int64_t stride = row_stride(l->batch), vectors = (l->batch + LANES - 1) / LANES;
-    batch_columns(delta + unit * l->positions, l->out * l->positions, units * l->positions, l->batch,
-                  r->columns);
-    for (int64_t k = 0; k < units * l->positions; ++k)
-        for (int64_t n = 0; n < vectors * LANES; ++n)
-            r->columns[k * stride + n] = n < l->batch ? r->columns[k * stride + n] * (real)l->scale : 0;
-    over_positions(&shape, r->columns, r->total, stride, 0, vectors * LANES);
-    convolution_sums(&shape, units, need, r->columns, r->total, inputs, stride, vectors, sums);
-    for (int64_t u = 0; u < units; ++u) {
-        real sum = 0, squares = 0;
-        for (int64_t n = 0; n < l->batch; ++n) {
-            const real own = r->total[u * stride + n];
-            sum += own, squares += own * own;
-        }
-        if (need != MOMENTS) r->bias[0][u] = sum;
-        if (need != GRADIENT) r->bias[1][u] = squares;
-    }
 }
 
 // The sums of `units` units from a layer's call.
@@ -136,12 +91,7 @@ static void linear_sums(const LinearUpdate *l, const real *inputs, int64_t chain
                          : l->cross                                     ? SECOND_AND_CROSS
                                                                         : SECOND;
         if (need == GRADIENT && l->gradient) continue;
-        const real *const delta =
-            (drawn ? l->fisher : l->delta) + chain * l->batch * l->out * (l->table ? l->positions : 1);
-        if (l->table) {
-            channel_sums(l, delta, inputs, need, unit, units, sums, r);
-            continue;
-        }
+        const real *const delta = (drawn ? l->fisher : l->delta) + chain * l->batch * l->out;
         list_active(delta + unit, 1, l->out, units, l->batch, (real)l->scale, r->active);
         outer_products(units, l->in, l->batch, need, r->active, inputs, sums);
         for (int64_t u = 0; u < units; ++u) {
@@ -211,15 +161,9 @@ INLINE int64_t pieces_of(const LinearUpdate *l, const LinearRoom *r) {
 }
 
 static void prepare_inputs(const LinearUpdate *l, real *inputs) {
-    for (int64_t c = 0; c < l->chains && inputs; ++c) {
-        real *const own = inputs + c * linear_inputs(l);
-        if (l->table) {
-            batch_columns(l->a + c * l->batch * l->inputs, l->inputs, l->inputs, l->batch, own);
-            memset(own + l->inputs * row_stride(l->batch), 0, row_stride(l->batch) * sizeof(real));
-        } else {
-            as_blocks(l->a + c * l->batch * l->in, l->in, 1, l->in, 0, l->batch, l->batch, own);
-        }
-    }
+    for (int64_t c = 0; c < l->chains && inputs; ++c)
+        as_blocks(l->a + c * l->batch * l->in, l->in, 1, l->in, 0, l->batch, l->batch,
+                  inputs + c * linear_inputs(l));
 }
 
 static void *linear_work(void *argument) {
@@ -248,10 +192,8 @@ static void *linear_work(void *argument) {
     return 0;
 }
 
-// Weights of a thread, at least: starting one takes as long as some ten thousand, each of which takes as
-// long as so many positions of a convolution.
+// Weights of a thread, at least: starting one takes as long as some ten thousand.
 #define LINEAR_SHARE 100000
-#define POSITIONS_OF_A_WEIGHT 100
 
 // Writes the layers' new states over the old ones; 0, or 1 where there was no memory.
 int64_t linear_update(const LinearUpdate *const *layers, int64_t count, int64_t threads) {
@@ -260,10 +202,8 @@ int64_t linear_update(const LinearUpdate *const *layers, int64_t count, int64_t 
     LinearCrew crew = {.layers = layers, .count = count, .inputs = inputs};
     for (int64_t k = 0; k < count; ++k) {
         const LinearUpdate *const l = layers[k];
-        const int forms = linear_forms(l);
-        const int64_t places = l->table && forms ? l->positions * l->batch / POSITIONS_OF_A_WEIGHT : 0;
-        weights += l->chains * l->out * l->in * (1 + places);
-        numbers += forms ? (l->chains * linear_inputs(l) + 15) / 16 * 16 : 0;
+        weights += l->chains * l->out * l->in;
+        numbers += linear_forms(l) ? (l->chains * linear_inputs(l) + 15) / 16 * 16 : 0;
         LinearRoom r;
         bytes = most(bytes, (linear_room(l, 0, &r) + 63) / 64 * 64);
         crew.pieces += l->chains * pieces_of(l, &r);

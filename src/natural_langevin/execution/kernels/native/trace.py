@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from natural_langevin.execution.kernels.native.layout import ACTIVATIONS, KINDS, Layer
-from natural_langevin.statistics.rules.base import by_position
-from natural_langevin.statistics.rules.convolution import patches
+from natural_langevin.statistics.rules.base import by_position, patches
 
 
 class Places(NamedTuple):

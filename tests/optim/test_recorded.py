@@ -5,6 +5,7 @@ as on a GPU: what is copied in, what lies where, and when a recording no longer 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from natural_langevin import dynamics, likelihoods, preconditioners
 from natural_langevin._internal import cuda_graphs
+from natural_langevin.execution import traced
 from natural_langevin.optim import NaturalLangevin
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -98,6 +100,25 @@ def test_recorded_steps_are_the_steps_themselves(
     monkeypatch.setattr(cuda_graphs, "record", recorder)
     found = run(OPTIONS[name], recorder)
     assert recorder.recorded >= (2 if name == "QDOP" else 1)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["QDOP", "every second step, BAOAB", "by name"])
+def test_traced_statistics_are_the_statistics_themselves(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU they are traced and replayed."""
+    made = []
+    trace = traced._traced
+    monkeypatch.setattr(traced, "PATIENCE", math.inf)
+    expected = run(OPTIONS[name])
+    monkeypatch.setattr(traced, "PATIENCE", 0.0)
+    monkeypatch.setattr(traced, "SEVERAL", 2)
+    monkeypatch.setattr(traced, "_traced", lambda *given: made.append(trace(*given)) or made[-1])
+    found = run(OPTIONS[name])
+    assert made
+    assert all(made)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 

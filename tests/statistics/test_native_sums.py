@@ -22,7 +22,8 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "wide": (lambda: nn.Linear(83, 79), (3, 2, 83)),
     "two axes of positions": (lambda: nn.Linear(16, 1), (4, 3, 2, 16)),
     "padded": (lambda: nn.Conv2d(3, 5, 3, padding=1), (9, 3, 8, 8)),
-    "wide patches": (lambda: nn.Conv2d(20, 35, 3), (2, 20, 4, 5)),
+    "few inputs": (lambda: nn.Linear(3, 70), (9, 6, 3)),
+    "wide patches": (lambda: nn.Conv2d(35, 35, 3), (2, 35, 4, 5)),
     "around a circle": (
         lambda: nn.Conv2d(3, 5, 3, padding=1, stride=2, padding_mode="circular"), (17, 3, 9, 7)
     ),
@@ -91,6 +92,29 @@ def test_chains_together_have_the_bits_of_each_alone(kind: str, shared: bool) ->
         alone = one(inputs if shared else inputs[:, k], deltas[k], bias[k])
         for found, expected in zip(together, alone, strict=True):
             assert torch.equal(found[k], expected)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Linear(64, 60), (60, 21, 64)),
+        (nn.Linear(6, 200), (90, 41, 6)),
+        (nn.Conv2d(8, 20, 3), (31, 8, 12, 12)),
+    ],
+)
+def test_the_same_bits_by_several_threads(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    x, before, found = torch.randn(shape), torch.get_num_threads(), []
+    delta = torch.randn_like(layer(x).detach())
+    bias = torch.randn(len(x), len(layer.weight))
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            found.append(sums(form(layer, x, delta), bias))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
 class Attentive(nn.Module):

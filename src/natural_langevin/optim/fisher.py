@@ -23,9 +23,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from natural_langevin._internal import cuda_graphs
 from natural_langevin._internal.chains import Params, Units
-from natural_langevin._internal.cuda_graphs import RecordedFunction
 from natural_langevin.execution.kernels.layer import LayerCall
+from natural_langevin.execution.traced import TracedFunction
 from natural_langevin.optim import shards
 from natural_langevin.optim.agreement import waiting
 from natural_langevin.optim.capture import (
@@ -107,8 +108,9 @@ class Fisher:
         self.units = self.network_copy.units()
         self._opaque = {n for n, m in copied.named_modules() if isinstance(m, RewrittenLayer)}
         self._plans: dict[Any, tuple[bool, Plan | None, frozenset[str]]] = {}
-        #: Of the statistics, by plan and how they are brought to scale.
-        self._recordings: dict[tuple[int, bool, float], tuple[Plan, RecordedFunction]] = {}
+        #: Of the statistics, by plan and how they are brought to scale: on a GPU and on a CPU.
+        self._recordings: dict[tuple[int, bool, float], cuda_graphs.RecordedFunction] = {}
+        self._traces = TracedFunction()
         self._checked = False
         self.group: Any = None  # of the ranks that run replicas of the model
         self.basis: Callable[[], Basis] = (
@@ -117,7 +119,7 @@ class Fisher:
         self.draw: Callable[[Any, int], None] | None = (
             None  # given by whoever knows how to draw labels from the model
         )
-        #: Whether what comes after a pass may be a CUDA graph; not where the loop records it all.
+        #: Whether what comes after a pass may be recorded; not where the loop records it all.
         self.records = True
         #: Whether the next step wants statistics at all.
         self.due: Callable[[], bool] = lambda: True
@@ -167,7 +169,7 @@ class Fisher:
             self.network_copy.follow(self.model)
             prepare_model(self.network_copy.model)
             self._plans[kind] = self._rehearsed(arguments)
-            self._recordings, self._parted = {}, {}  # the copy's buffers are others now
+            self._forget_recordings()  # the copy's buffers are others now
         alone, plan, wanted = self._plans[kind]
         return arguments.first_alone() if alone else arguments, plan, wanted
 
@@ -295,8 +297,12 @@ class Fisher:
                 kept[b] = own
             else:
                 kept |= dict.fromkeys(own, ())
-        self.units, self._recordings, self._parted = kept, {}, {}
+        self.units = kept
+        self._forget_recordings()
         return kept
+
+    def _forget_recordings(self) -> None:
+        self._recordings, self._traces, self._parted = {}, TracedFunction(), {}
 
     def _moments(self, one: Pass, rows: Tensor, scale: Tensor, loss_scale: float | None) -> Any:
         if not self._checked:
@@ -342,10 +348,12 @@ class Fisher:
             special = plan.whole or plan.replayed or one.wanted & self._opaque or self.basis()
             if special or not self.records:
                 return statistics(*flat, scale) | ({"calls": calls} if calls else {})
-            key = id(plan), late, early
-            if key not in self._recordings:
-                self._recordings[key] = plan, RecordedFunction("the statistics")
-            found = self._recordings[key][1](statistics, [*flat, scale])
+            key, given = (id(plan), late, early), [*flat, scale]
+            if cuda_graphs.has_graphs(scale.device):
+                new = cuda_graphs.RecordedFunction("the statistics")
+                found = self._recordings.setdefault(key, new)(statistics, given)
+            else:
+                found = self._traces(key, lambda given: statistics(*given), given)
             return found | ({"calls": calls} if calls else {})
 
     def _part(self, plan: Plan) -> tuple[Plan, Deferred]:

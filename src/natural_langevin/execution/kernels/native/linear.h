@@ -6,12 +6,9 @@
 #ifndef NATURAL_LANGEVIN_LINEAR_H
 #define NATURAL_LANGEVIN_LINEAR_H
 
-#include <pthread.h>
-#include <sched.h>
-#include <stdatomic.h>
-#include <stdlib.h>
 
 #include "noise.h"
+#include "threads.h"
 #include "update.h"
 
 // What Python hands over (execution/kernels/cpu_linear.py), all fields eight bytes wide.
@@ -166,7 +163,7 @@ static void prepare_inputs(const LinearUpdate *l, real *inputs) {
                   inputs + c * linear_inputs(l));
 }
 
-static void *linear_work(void *argument) {
+static void linear_work(void *argument) {
     LinearCrew *const crew = argument;
     const uint64_t mode = flush_small();
     for (int64_t k; (k = atomic_fetch_add(&crew->input, 1)) < crew->count;) {
@@ -189,11 +186,10 @@ static void *linear_work(void *argument) {
         linear_units(l, crew->inputs[layer], chain, unit, least(r.together, l->out - unit), &r);
     }
     set_rounding_mode(mode);
-    return 0;
 }
 
-// Weights of a thread, at least: starting one takes as long as some ten thousand.
-#define LINEAR_SHARE 100000
+// Weights that are worth other threads: all of them, as torch keeps as many as were asked for last.
+#define LINEAR_SHARED 200000
 
 // Writes the layers' new states over the old ones; 0, or 1 where there was no memory.
 int64_t linear_update(const LinearUpdate *const *layers, int64_t count, int64_t threads) {
@@ -208,7 +204,7 @@ int64_t linear_update(const LinearUpdate *const *layers, int64_t count, int64_t 
         bytes = most(bytes, (linear_room(l, 0, &r) + 63) / 64 * 64);
         crew.pieces += l->chains * pieces_of(l, &r);
     }
-    threads = most(1, least(threads, weights / LINEAR_SHARE));
+    threads = weights < LINEAR_SHARED ? 1 : threads;
     char *const memory = aligned_alloc(64, numbers * sizeof(real) + threads * bytes);
     if (!memory) return 1;
     crew.bytes = bytes, crew.rooms = memory + numbers * sizeof(real);
@@ -217,11 +213,7 @@ int64_t linear_update(const LinearUpdate *const *layers, int64_t count, int64_t 
         inputs[k] = linear_forms(layers[k]) ? at : 0;
         if (inputs[k]) at += (layers[k]->chains * linear_inputs(layers[k]) + 15) / 16 * 16;
     }
-    pthread_t others[threads];
-    int64_t started = 1;
-    while (started < threads && !pthread_create(others + started, 0, linear_work, &crew)) ++started;
-    linear_work(&crew);
-    for (int64_t k = 1; k < started; ++k) pthread_join(others[k], 0);
+    in_parallel(linear_work, &crew, threads);
     free(memory);
     return 0;
 }

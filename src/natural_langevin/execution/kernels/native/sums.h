@@ -10,12 +10,9 @@
 #ifndef NATURAL_LANGEVIN_SUMS_H
 #define NATURAL_LANGEVIN_SUMS_H
 
-#include <pthread.h>
-#include <sched.h>
-#include <stdatomic.h>
-#include <stdlib.h>
 
 #include "products.h"
+#include "threads.h"
 
 #if defined(__AVX__) && !defined(__AVX512F__)
 #define SUM_ROWS 6
@@ -23,9 +20,10 @@
 #define SUM_ROWS 12
 #endif
 #define SUM_VECTORS 2
-#define SUM_WIDTH (SUM_VECTORS * LANES)
-// Rows of a piece of work: their sums stay in the cache.
+// Rows of a piece of work, at most: their sums stay in the cache. Of a convolution, whose every piece
+// puts its vectors side by side, more.
 #define SUM_BLOCK 72
+#define PATCH_BLOCK 288
 
 // What Python hands over (execution/kernels/cpu_sums.py), all fields eight bytes wide.
 typedef struct {
@@ -39,138 +37,203 @@ typedef struct {
     real *sums[3];  // (chain, out, in)
 } SampleSums;
 
-// A few rows of one sample's G, added to its sums, (sum, row, lane). A row's numbers lie at d, d_row apart,
-// or where the table says.
-INLINE void tile_sums(int rows, int64_t positions, const real *d, int64_t d_row, const int32_t *table,
-                      const real *x, int64_t x_row, const real *bias, real *sums, int64_t apart) {
+// A few rows of one sample's G, as a tile needs them.
+typedef struct {
+    int64_t positions;
+    const real *d;         // the rows' numbers, d_row apart from position to position ...
+    int64_t d_row;
+    const int32_t *table;  // ... or where the table says
+    const real *x;         // vectors
+    int64_t x_row;
+    const real *bias;      // b of the lanes, or of the rows; NULL: none
+    int bias_of_rows;
+    real *sums;            // (sum, row, lane)
+    int64_t apart;         // from sum to sum
+} Rows;
+
+// They are added to their sums.
+INLINE void tile_sums(int rows, int vectors, int patches, const Rows *r, int64_t row) {
     vector g[SUM_ROWS][SUM_VECTORS];
-    const int patches = table != 0;
 #pragma GCC unroll 16
     for (int k = 0; k < rows; ++k)
 #pragma GCC unroll 2
-        for (int v = 0; v < SUM_VECTORS; ++v) g[k][v] = (vector){0};
+        for (int v = 0; v < vectors; ++v) g[k][v] = (vector){0};
+    const real *x = r->x, *d = patches ? r->d : r->d + row;
+    const int32_t *table = patches ? r->table + row : 0;
+    const int64_t positions = r->positions, x_row = r->x_row, d_row = r->d_row;
     for (int64_t p = 0; p < positions; ++p, x += x_row) {
         vector in[SUM_VECTORS];
 #pragma GCC unroll 2
-        for (int v = 0; v < SUM_VECTORS; ++v) in[v] = load(x + v * LANES);
+        for (int v = 0; v < vectors; ++v) in[v] = load(x + v * LANES);
 #pragma GCC unroll 16
         for (int k = 0; k < rows; ++k)
 #pragma GCC unroll 2
-            for (int v = 0; v < SUM_VECTORS; ++v) g[k][v] += in[v] * d[patches ? table[k] : k];
+            for (int v = 0; v < vectors; ++v) g[k][v] += in[v] * d[patches ? table[k] : k];
         if (patches)
             table += d_row;
         else
             d += d_row;
     }
+    real *sums = r->sums + row * vectors * LANES;
+    const real *const bias = r->bias;
+    const int64_t apart = r->apart, of_rows = r->bias_of_rows;
 #pragma GCC unroll 16
     for (int k = 0; k < rows; ++k)
 #pragma GCC unroll 2
-        for (int v = 0; v < SUM_VECTORS; ++v) {
-            real *const at = sums + k * SUM_WIDTH + v * LANES;
+        for (int v = 0; v < vectors; ++v, sums += LANES) {
             const vector one = g[k][v];
-            store(at, load(at) + one * one);
-            store(at + apart, load(at + apart) + one);
+            store(sums, load(sums) + one * one);
+            store(sums + apart, load(sums + apart) + one);
             if (!bias) continue;
-            const vector b = patches ? load(bias + v * LANES) : (vector){0} + bias[k];
-            store(at + 2 * apart, load(at + 2 * apart) + one * b);
+            const vector b = of_rows ? (vector){0} + bias[row + k] : load(bias + v * LANES);
+            store(sums + 2 * apart, load(sums + 2 * apart) + one * b);
         }
 }
 
-static void block_sums(int64_t rows, int64_t positions, const real *d, int64_t d_row, const int32_t *table,
-                       const real *x, int64_t x_row, const real *bias, real *sums) {
-    const int64_t apart = SUM_BLOCK * SUM_WIDTH;
-    for (int64_t k = 0, some; k < rows; k += some) {
-        some = several(SUM_ROWS, rows - k);
-        real *const own = sums + k * SUM_WIDTH;
-        const real *const b = bias && !table ? bias + k : bias;
-        if (table && some > 1)
-            tile_sums(SUM_ROWS, positions, d, d_row, table + k, x, x_row, b, own, apart);
-        else if (table)
-            tile_sums(1, positions, d, d_row, table + k, x, x_row, b, own, apart);
-        else if (some > 1)
-            tile_sums(SUM_ROWS, positions, d + k, d_row, 0, x, x_row, b, own, apart);
-        else
-            tile_sums(1, positions, d + k, d_row, 0, x, x_row, b, own, apart);
+// Tiles of few sizes: each is a function to compile.
+#define SUMS_OF(R) \
+    case R: \
+        if (vectors == 1 && patches) tile_sums(R, 1, 1, r, row); \
+        if (vectors == 1 && !patches) tile_sums(R, 1, 0, r, row); \
+        if (vectors == 2 && patches) tile_sums(R, 2, 1, r, row); \
+        if (vectors == 2 && !patches) tile_sums(R, 2, 0, r, row); \
+        break;
+
+static void block_sums(const Rows *r, int64_t rows, int64_t vectors) {
+    const int patches = r->table != 0;
+    for (int64_t row = 0, some; row < rows; row += some) {
+        const int64_t left = rows - row;
+        some = left >= SUM_ROWS ? SUM_ROWS : left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+        switch (some) {
+#if SUM_ROWS == 12
+            SUMS_OF(12) SUMS_OF(8)
+#else
+            SUMS_OF(6)
+#endif
+            SUMS_OF(4) SUMS_OF(2) SUMS_OF(1)
+        }
     }
 }
 
-// Pieces of work: blocks of rows and of vectors.
+INLINE int64_t parts(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
+// How the work is cut: vectors are of units or of inputs, rows are the other ones. The same sums
+// whatever the cut is.
+typedef struct {
+    int of_units;
+    int64_t rows, lanes;            // there are
+    int64_t vectors, width, block;  // of a piece: vectors, their lanes, and rows
+} Cut;
+
+// Lanes that so many fill, some of them with nothing.
+INLINE int64_t sum_lanes(int64_t count) {
+    const int64_t width = count > LANES ? SUM_VECTORS * LANES : LANES;
+    return parts(count, width) * width;
+}
+
+static Cut sums_cut(const SampleSums *s, int64_t threads) {
+    Cut c;
+    c.of_units = s->table || sum_lanes(s->out) * s->in < sum_lanes(s->in) * s->out;
+    c.rows = c.of_units ? s->in : s->out, c.lanes = c.of_units ? s->out : s->in;
+    c.vectors = c.lanes > LANES ? SUM_VECTORS : 1, c.width = c.vectors * LANES;
+    const int64_t others = s->chains * parts(c.lanes, c.width);
+    const int64_t blocks = most(parts(c.rows, s->table ? PATCH_BLOCK : SUM_BLOCK), parts(threads, others));
+    c.block = parts(parts(c.rows, blocks), SUM_ROWS) * SUM_ROWS;
+    return c;
+}
+
+static int64_t sums_pieces(const SampleSums *s, const Cut *c) {
+    return s->chains * parts(c->rows, c->block) * parts(c->lanes, c->width);
+}
+
+// A piece of work: some rows and some lanes.
 typedef struct {
     int64_t chain, row, rows, lane, lanes;
 } Piece;
 
-INLINE int64_t parts(int64_t count, int64_t size) { return (count + size - 1) / size; }
-
-static int64_t sums_pieces(const SampleSums *s) {
-    const int64_t rows = s->table ? s->in : s->out, lanes = s->table ? s->out : s->in;
-    return s->chains * parts(rows, SUM_BLOCK) * parts(lanes, SUM_WIDTH);
-}
-
-static Piece sums_piece(const SampleSums *s, int64_t number) {
-    const int64_t rows = s->table ? s->in : s->out, lanes = s->table ? s->out : s->in;
-    const int64_t across = parts(lanes, SUM_WIDTH), down = parts(rows, SUM_BLOCK);
-    const int64_t row = number / across % down * SUM_BLOCK, lane = number % across * SUM_WIDTH;
-    return (Piece){number / across / down, row, least(SUM_BLOCK, rows - row), lane,
-                   least(SUM_WIDTH, lanes - lane)};
+static Piece sums_piece(const Cut *c, int64_t number) {
+    const int64_t across = parts(c->lanes, c->width), down = parts(c->rows, c->block);
+    const int64_t row = number / across % down * c->block, lane = number % across * c->width;
+    return (Piece){number / across / down, row, least(c->block, c->rows - row), lane,
+                   least(c->width, c->lanes - lane)};
 }
 
 // A thread's own memory: sums, what vectors are made of, and a bias's.
-static int64_t sums_room(const SampleSums *s) {
-    return (3 * SUM_BLOCK + s->positions + 1) * SUM_WIDTH;
+static int64_t sums_room(const SampleSums *s, const Cut *c) {
+    return (3 * c->block + s->positions + 1) * c->width;
 }
 
 // Numbers of a sample as a convolution reads it, with the zero behind them.
 INLINE int64_t sample_size(const SampleSums *s) { return s->inputs + 1; }
 
-// A linear map: inputs as they lie, or where they are few with zeros behind.
-static void map_sums(const SampleSums *s, Piece piece, real *room) {
-    const int64_t T = s->positions, whole = piece.lanes == SUM_WIDTH, first = piece.chain * s->batch;
-    real *const packed = room + 3 * SUM_BLOCK * SUM_WIDTH;
-    if (!whole) memset(packed, 0, T * SUM_WIDTH * sizeof(real));
+typedef real four __attribute__((vector_size(4 * sizeof(real))));
+typedef real four_anywhere __attribute__((vector_size(4 * sizeof(real)), aligned(sizeof(real)), may_alias));
+
+// (lane, position) as (position, lane), four by four.
+static void side_by_side(const real *from, int64_t lanes, int64_t positions, int64_t width, real *to) {
+    const int64_t most_lanes = lanes / 4 * 4, most_positions = positions / 4 * 4;
+    for (int64_t p = 0; p < most_positions; p += 4)
+        for (int64_t u = 0; u < most_lanes; u += 4) {
+            four row[4];
+            for (int k = 0; k < 4; ++k) row[k] = *(const four_anywhere *)(from + (u + k) * positions + p);
+            const four a = {row[0][0], row[1][0], row[0][1], row[1][1]};
+            const four b = {row[2][0], row[3][0], row[2][1], row[3][1]};
+            const four c = {row[0][2], row[1][2], row[0][3], row[1][3]};
+            const four d = {row[2][2], row[3][2], row[2][3], row[3][3]};
+            const four column[4] = {{a[0], a[1], b[0], b[1]}, {a[2], a[3], b[2], b[3]},
+                                    {c[0], c[1], d[0], d[1]}, {c[2], c[3], d[2], d[3]}};
+            for (int k = 0; k < 4; ++k) *(four_anywhere *)(to + (p + k) * width + u) = column[k];
+        }
+    for (int64_t u = 0; u < lanes; ++u)
+        for (int64_t p = u < most_lanes ? most_positions : 0; p < positions; ++p)
+            to[p * width + u] = from[u * positions + p];
+}
+
+// The sums of a piece, (sum, row, lane), from its samples: a convolution's are padded.
+static void piece_sums(const SampleSums *s, const Cut *c, Piece piece, const real *a, real *room) {
+    const int64_t T = s->positions, whole = piece.lanes == c->width, first = piece.chain * s->batch;
+    real *const packed = room + 3 * c->block * c->width, *const bias = packed + T * c->width;
+    memset(room, 0, sums_room(s, c) * sizeof(real));
+    Rows r = {.positions = T, .sums = room, .apart = c->block * c->width, .bias_of_rows = !c->of_units};
     for (int64_t n = 0; n < s->batch; ++n) {
-        const real *const x = s->a + piece.chain * s->apart + n * s->inputs + piece.lane;
-        for (int64_t p = 0; p < T && !whole; ++p)
-            memcpy(packed + p * SUM_WIDTH, x + p * s->in, piece.lanes * sizeof(real));
-        block_sums(piece.rows, T, s->delta + (first + n) * T * s->out + piece.row, s->out, 0,
-                   whole ? x : packed, whole ? s->in : SUM_WIDTH,
-                   s->bias ? s->bias + (first + n) * s->out + piece.row : 0, room);
+        const real *const delta = s->delta + (first + n) * T * s->out;
+        const real *const b = s->bias ? s->bias + (first + n) * s->out : 0;
+        if (s->table) {
+            r.d = a + n * sample_size(s), r.d_row = s->in, r.table = s->table + piece.row;
+            side_by_side(delta + piece.lane * T, piece.lanes, T, c->width, packed);
+        } else {
+            const real *const x = a + n * s->inputs;
+            r.d = (c->of_units ? x : delta) + piece.row, r.d_row = c->rows;
+            r.x = (c->of_units ? delta : x) + piece.lane, r.x_row = c->lanes;
+            for (int64_t p = 0; p < T && !whole; ++p)
+                memcpy(packed + p * c->width, r.x + p * c->lanes, piece.lanes * sizeof(real));
+        }
+        if (s->table || !whole) r.x = packed, r.x_row = c->width;
+        if (b && c->of_units) memcpy(bias, b + piece.lane, piece.lanes * sizeof(real));
+        r.bias = !b ? 0 : c->of_units ? bias : b + piece.row;
+        block_sums(&r, piece.rows, c->vectors);
     }
 }
 
-// A convolution, from its padded samples `a`: units side by side.
-static void patch_sums(const SampleSums *s, Piece piece, const real *a, real *room) {
-    const int64_t T = s->positions, first = piece.chain * s->batch;
-    real *const packed = room + 3 * SUM_BLOCK * SUM_WIDTH, *const bias = packed + T * SUM_WIDTH;
-    memset(packed, 0, (T + 1) * SUM_WIDTH * sizeof(real));
-    for (int64_t n = 0; n < s->batch; ++n) {
-        const real *const delta = s->delta + ((first + n) * s->out + piece.lane) * T;
-        for (int64_t u = 0; u < piece.lanes; ++u)
-            for (int64_t p = 0; p < T; ++p) packed[p * SUM_WIDTH + u] = delta[u * T + p];
-        if (s->bias)
-            memcpy(bias, s->bias + (first + n) * s->out + piece.lane, piece.lanes * sizeof(real));
-        block_sums(piece.rows, T, a + n * sample_size(s), s->in, s->table + piece.row, packed, SUM_WIDTH,
-                   s->bias ? bias : 0, room);
-    }
-}
-
-static void write_sums(const SampleSums *s, Piece piece, const real *room) {
-    const int64_t step = s->table ? s->in : 1, row = s->table ? 1 : s->in;  // of lanes and of rows
+static void write_sums(const SampleSums *s, const Cut *c, Piece piece, const real *room) {
+    const int64_t step = c->of_units ? s->in : 1, row = c->of_units ? 1 : s->in;  // of lanes, of rows
     const int64_t at = piece.chain * s->out * s->in + piece.row * row + piece.lane * step;
-    for (int j = 0; j < 3; ++j, room += SUM_BLOCK * SUM_WIDTH)
+    for (int j = 0; j < 3; ++j, room += c->block * c->width)
         for (int64_t k = 0; k < piece.rows && s->sums[j]; ++k)
             for (int64_t v = 0; v < piece.lanes; ++v)
-                s->sums[j][at + k * row + v * step] = room[k * SUM_WIDTH + v];
+                s->sums[j][at + k * row + v * step] = room[k * c->width + v];
 }
 
 // Threads take pieces until none is left.
 typedef struct {
     const SampleSums *s;
+    Cut cut;
     int64_t samples, pieces;  // how many there are; samples: to be padded
     real *padded, *rooms;     // rooms: of every thread
     atomic_llong room, sample, ready, piece;
 } SumsCrew;
 
-static void *sums_work(void *argument) {
+static void sums_work(void *argument) {
     SumsCrew *const crew = argument;
     const SampleSums *const s = crew->s;
     const uint64_t mode = flush_small();
@@ -181,37 +244,33 @@ static void *sums_work(void *argument) {
         atomic_fetch_add(&crew->ready, 1);
     }
     while (atomic_load(&crew->ready) < crew->samples) sched_yield();
-    real *const room = crew->rooms + sums_room(s) * atomic_fetch_add(&crew->room, 1);
+    real *const room = crew->rooms + sums_room(s, &crew->cut) * atomic_fetch_add(&crew->room, 1);
     for (int64_t number; (number = atomic_fetch_add(&crew->piece, 1)) < crew->pieces;) {
-        const Piece piece = sums_piece(s, number);
-        memset(room, 0, 3 * SUM_BLOCK * SUM_WIDTH * sizeof(real));
-        if (s->table)
-            patch_sums(s, piece, crew->padded + (s->apart ? piece.chain : 0) * s->batch * sample_size(s), room);
-        else
-            map_sums(s, piece, room);
-        write_sums(s, piece, room);
+        const Piece piece = sums_piece(&crew->cut, number);
+        const int64_t own = (s->apart ? piece.chain : 0) * s->batch;
+        const real *const a = s->table ? crew->padded + own * sample_size(s) : s->a + own * s->inputs;
+        piece_sums(s, &crew->cut, piece, a, room);
+        write_sums(s, &crew->cut, piece, room);
     }
     set_rounding_mode(mode);
-    return 0;
 }
 
-// Products that a thread does in the time it takes to start one, and some more.
-#define SUMS_SHARE 4000000
+// Products that are worth other threads.
+#define SUMS_SHARED 4000000
 
 // 0, or 1 where there was no memory.
 int64_t sample_sums(const SampleSums *s, int64_t threads) {
     const double products = (double)s->chains * s->batch * s->positions * s->out * s->in;
-    SumsCrew crew = {.s = s, .pieces = sums_pieces(s)};
+    threads = products < SUMS_SHARED ? 1 : threads;
+    SumsCrew crew = {.s = s, .cut = sums_cut(s, threads)};
+    crew.pieces = sums_pieces(s, &crew.cut);
     if (s->table) crew.samples = (s->apart ? s->chains : 1) * s->batch;
-    threads = most(1, least(least(threads, crew.pieces), (int64_t)(products / SUMS_SHARE)));
-    crew.rooms = malloc((threads * sums_room(s) + crew.samples * sample_size(s)) * sizeof(real));
+    threads = crew.pieces == 1 ? 1 : threads;
+    const int64_t rooms = threads * sums_room(s, &crew.cut);
+    crew.rooms = malloc((rooms + crew.samples * sample_size(s)) * sizeof(real));
     if (!crew.rooms) return 1;
-    crew.padded = crew.rooms + threads * sums_room(s);
-    pthread_t others[threads];
-    int64_t started = 1;
-    while (started < threads && !pthread_create(others + started, 0, sums_work, &crew)) ++started;
-    sums_work(&crew);
-    for (int64_t k = 1; k < started; ++k) pthread_join(others[k], 0);
+    crew.padded = crew.rooms + rooms;
+    in_parallel(sums_work, &crew, threads);
     free(crew.rooms);
     return 0;
 }

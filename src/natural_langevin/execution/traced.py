@@ -2,7 +2,7 @@
 
 Eagerly, a step of a small network is mostly what is around the operations: hooks, transformations,
 trees of names. Its operations depend on shapes and on the kind of step alone, so they are written
-down once (``make_fx``) and repeated. Where kernels know the update, these are the passes and the
+down once and repeated. Where kernels know the update, these are the passes and the
 statistics alone; else the whole step. What a step looks up (its minibatch, rates and normals) are
 inputs; which chains go on is decided outside. The first replay must give the bits of the step
 itself; where tracing fails, or they differ, steps stay as they are.
@@ -19,8 +19,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from natural_langevin._internal.chains import Batch
 from natural_langevin._internal.messages import first_line
@@ -35,9 +37,9 @@ log = logging.getLogger("natural_langevin")
 #: Shapes of batches, and kinds of steps, that are traced at most.
 MOST = 16
 #: Seconds that steps of a kind have taken, and how many there were, before they are traced, which
-#: takes some seconds and as long as some twenty steps: a short run does not wait for it. Nothing
-#: else depends on it, for the bits are the same.
-PATIENCE, SEVERAL = 2.0, 20
+#: takes as long as some twenty steps: a short run does not wait for it. Nothing else depends on it,
+#: for the bits are the same.
+PATIENCE, SEVERAL = 0.1, 20
 
 
 class TracedFunction:
@@ -137,7 +139,6 @@ class _Asked:
 def _traced(function: Callable[[Any], Any], inputs: Any) -> Callable[[Any], Any] | None:
     """Its trace on such inputs; None where there is none that gives its bits."""
     from torch.func import functionalize
-    from torch.fx.experimental.proxy_tensor import make_fx
 
     started = time.monotonic()
     try:
@@ -153,9 +154,9 @@ def _traced(function: Callable[[Any], Any], inputs: Any) -> Callable[[Any], Any]
             return found
 
         with torch.no_grad():
-            graph = make_fx(flat)(*leaves)
+            graph = _written_down(flat, leaves)
             if any(map(_mutates, graph.graph.nodes)):  # an attention's mask is filled in place
-                graph = make_fx(functionalize(graph, remove="mutations"))(*leaves)
+                graph = _written_down(functionalize(graph, remove="mutations"), leaves)
         last: Any = graph.graph.output_node()
         out = into[-1]
         tree = pytree.tree_unflatten(last.args[0], out)
@@ -179,6 +180,67 @@ def _traced(function: Callable[[Any], Any], inputs: Any) -> Callable[[Any], Any]
         return None
     log.info("traced the step in %.1f s", time.monotonic() - started)
     return replayed
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes down the operations that are called inside, below all transformations. ``make_fx``
+    does so too, and more: its first call imports a compiler and computer algebra, for seconds."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # torch asks; saying so would import the compiler
+        return False
+
+    def __init__(self, inputs: list[Tensor]) -> None:
+        super().__init__()
+        self.graph, self.constants = fx.Graph(), nn.Module()
+        self._nodes = WeakTensorKeyDictionary()
+        for k, tensor in enumerate(inputs):
+            self._known(tensor, self.graph.placeholder(f"input_{k}"))
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        _refuse_values(func, args)
+        found = func(*args, **(kwargs or {}))
+        given = pytree.tree_map_only(Tensor, self.node, (args, kwargs or {}))
+        node = self.graph.call_function(func, *given)
+        if isinstance(found, Tensor):
+            self._known(found, node)
+        elif isinstance(found, tuple | list):
+            for k, one in enumerate(found):
+                if isinstance(one, Tensor):
+                    self._known(one, self.graph.call_function(operator.getitem, (node, k)))
+        return found
+
+    def _known(self, tensor: Tensor, node: fx.Node) -> None:
+        node.meta["val"] = torch.empty_like(tensor, device="meta")
+        self._nodes[tensor] = node
+
+    def node(self, tensor: Tensor) -> fx.Node:
+        """Where it comes from; a tensor of somewhere else is a constant."""
+        if tensor not in self._nodes:
+            name = f"constant_{len(list(self.constants.buffers()))}"
+            self.constants.register_buffer(name, tensor)
+            self._known(tensor, self.graph.create_node("get_attr", name))
+        found: fx.Node = self._nodes[tensor]
+        return found
+
+
+def _written_down(function: Callable[..., list[Tensor]], inputs: list[Tensor]) -> fx.GraphModule:
+    recorder = _Recorder(inputs)
+    with recorder:
+        found = function(*inputs)
+    recorder.graph.output([recorder.node(t) if isinstance(t, Tensor) else t for t in found])
+    return fx.GraphModule(recorder.constants, recorder.graph)
+
+
+def _refuse_values(func: Any, args: tuple[Any, ...]) -> None:
+    """Raises for operations whose values decide what comes next."""
+    dynamic = torch.Tag.dynamic_output_shape in func.tags
+    if func is _aten.index.Tensor:  # by places it is as long as they are many
+        dynamic = any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+    if dynamic or torch.Tag.data_dependent_output in func.tags:
+        raise RuntimeError(f"{func} looks at values")
 
 
 def _mutates(node: fx.Node) -> bool:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(build.library(torch.float32) is None, reason="no
 @pytest.fixture(scope="module")
 def content() -> bytes:
     """The library that this process has loaded, or one like it."""
-    found = build._prebuilt(torch.float32) or build._cached(build._name(torch.float32, False))
+    found = build._prebuilt(torch.float32) or build._cached(build._name(torch.float32))
     if found is None:
         pytest.skip("the library of this process is in no file")
     return found.read_bytes()

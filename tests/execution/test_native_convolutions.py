@@ -18,7 +18,7 @@ from natural_langevin.execution.kernels.native import planner
 from natural_langevin.execution.kernels.native.build import library
 from natural_langevin.execution.kernels.native.forward import NativeOutputs
 
-pytestmark = pytest.mark.skipif(library(torch.float32, places=True) is None, reason="no C compiler")
+pytestmark = pytest.mark.skipif(library(torch.float32) is None, reason="no C compiler")
 
 
 class Written(nn.Module):
@@ -191,7 +191,7 @@ def test_a_table_that_is_wrong_is_noticed(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("network", NETWORKS)
 def test_outputs_are_the_networks_own(network: str, dtype: torch.dtype) -> None:
     model = NETWORKS[network]().to(dtype)
-    assert library(dtype, places=True) is not None  # built before it is asked for
+    assert library(dtype) is not None  # built before it is asked for
     params = {k: torch.stack([p, -0.5 * p]).detach() for k, p in model.named_parameters()}
     x = torch.randn(150, 42, dtype=dtype)
 

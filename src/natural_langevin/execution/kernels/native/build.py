@@ -1,7 +1,6 @@
 """The library behind the native engine: found in the package, in a cache, or built in seconds.
 
-One library per dtype, and one more where layers have places (convolutions and pools), so that who
-has none does not wait for them to be compiled. It is built with the system's C compiler (``$CC``,
+One library per dtype. It is built with the system's C compiler (``$CC``,
 else cc, gcc or clang) for the processor at hand, and kept in a cache: ``$NATURAL_LANGEVIN_CACHE``,
 else ``natural-langevin`` in the user's cache folder. Its name there holds a digest of sources,
 compiler and processor, and one of its own bytes. It is loaded only where nobody but the user and
@@ -36,56 +35,51 @@ from natural_langevin.execution.kernels.native.layout import Layer, Run
 log = logging.getLogger("natural_langevin")
 
 DTYPES = {torch.float32: "float32", torch.float64: "float64"}
-#: What was found, or None where there is nothing to be found: by dtype, and whether with places.
-_KNOWN: dict[tuple[torch.dtype, bool], ctypes.CDLL | None] = {}
+#: What was found, or None where there is nothing to be found.
+_KNOWN: dict[torch.dtype, ctypes.CDLL | None] = {}
 #: Seconds after which what somebody was writing in the cache is a killed process's.
 _ABANDONED = 3600
 
 
-def library(dtype: torch.dtype, *, places: bool = False) -> ctypes.CDLL | None:
+def library(dtype: torch.dtype) -> ctypes.CDLL | None:
     """The library for networks of this dtype; None where there is none, said once in the log."""
-    if (dtype, places) not in _KNOWN:
+    if dtype not in _KNOWN:
         try:
-            _KNOWN[dtype, places] = None if _is_off() else _found_or_built(dtype, places)
+            _KNOWN[dtype] = None if _is_off() else _found_or_built(dtype)
         except (NoLibraryError, OSError) as error:
             log.warning("no native engine (%s): using the general step", error)
-            _KNOWN[dtype, places] = None
-    return _KNOWN[dtype, places]
+            _KNOWN[dtype] = None
+    return _KNOWN[dtype]
 
 
-def library_at_hand(dtype: torch.dtype, *, places: bool = False) -> ctypes.CDLL | None:
+def library_at_hand(dtype: torch.dtype) -> ctypes.CDLL | None:
     """Like ``library``, but None where it would have to be built first."""
-    if (dtype, places) not in _KNOWN and not _is_off():
+    if dtype not in _KNOWN and not _is_off():
         try:
-            found = _found(dtype, places)
+            found = _found(dtype)
         except (NoLibraryError, OSError):
             return None
         if found is not None:
-            _KNOWN[dtype, places] = found
-    return _KNOWN.get((dtype, places))
-
-
-def is_at_hand(dtype: torch.dtype) -> bool:
-    """Whether there is any library of this dtype; once there, it stays."""
-    return any(library_at_hand(dtype, places=places) for places in (False, True))
+            _KNOWN[dtype] = found
+    return _KNOWN.get(dtype)
 
 
 def _is_off() -> bool:
     return os.environ.get("NATURAL_LANGEVIN_NATIVE", "").lower() in ("0", "off", "no", "false")
 
 
-def _found(dtype: torch.dtype, places: bool) -> ctypes.CDLL | None:
+def _found(dtype: torch.dtype) -> ctypes.CDLL | None:
     """The package's library, or the cache's."""
-    path = _prebuilt(dtype) or _cached(_name(dtype, places))
+    path = _prebuilt(dtype) or _cached(_name(dtype))
     return None if path is None else _load(path, dtype)
 
 
-def _found_or_built(dtype: torch.dtype, places: bool) -> ctypes.CDLL:
+def _found_or_built(dtype: torch.dtype) -> ctypes.CDLL:
     try:
-        found = _found(dtype, places)
+        found = _found(dtype)
     except OSError:  # no cache, or a library that this system cannot load
         found = None
-    return _built(dtype, places) if found is None else found
+    return _built(dtype) if found is None else found
 
 
 def _prebuilt(dtype: torch.dtype) -> Path | None:
@@ -96,7 +90,7 @@ def _prebuilt(dtype: torch.dtype) -> Path | None:
 
 
 @cache
-def _name(dtype: torch.dtype, places: bool) -> str:
+def _name(dtype: torch.dtype) -> str:
     """What the library is called in a cache folder, up to the digest of its bytes."""
     program = compiler.find_compiler().resolve()
     found = program.stat()
@@ -104,7 +98,7 @@ def _name(dtype: torch.dtype, places: bool) -> str:
     parts = [path.read_bytes() for path in sorted(compiler.HERE.glob("*.[ch]"))]
     parts += map(os.fsencode, [*words, _processor()])
     digest = _digest(b"\0".join(parts))
-    return f"native-{'places-' if places else ''}{DTYPES[dtype]}-{digest}"
+    return f"native-{DTYPES[dtype]}-{digest}"
 
 
 def _digest(content: bytes) -> str:
@@ -145,16 +139,16 @@ def _cached(name: str) -> Path | None:
     return None
 
 
-def _built(dtype: torch.dtype, places: bool) -> ctypes.CDLL:
+def _built(dtype: torch.dtype) -> ctypes.CDLL:
     """The library, built anew and kept in the cache where there is one."""
     with tempfile.TemporaryDirectory(prefix="natural-langevin-") as own:
         made = Path(own) / "library.so"
         try:
-            compiler.build(made, DTYPES[dtype], tune=compiler.OWN, places=places)
+            compiler.build(made, DTYPES[dtype], tune=compiler.OWN)
         except NoLibraryError:  # a compiler that does not know this processor
-            compiler.build(made, DTYPES[dtype], tune=(), places=places)
+            compiler.build(made, DTYPES[dtype], tune=())
         try:
-            return _load(_kept(made.read_bytes(), _name(dtype, places)), dtype)
+            return _load(_kept(made.read_bytes(), _name(dtype)), dtype)
         except OSError as error:
             _say_uncached(str(error))
             return _load(made, dtype)

@@ -33,12 +33,11 @@ def find_compiler() -> Path:
     raise NoLibraryError(f"no C compiler found (looked for {', '.join(names)})")
 
 
-def build(target: Path, dtype: str, *, tune: tuple[str, ...], places: bool = True) -> None:
-    """Compiles the sources into ``target`` for "float32" or "float64"; without ``places`` it knows
-    linear layers alone, and takes half as long.
+def build(target: Path, dtype: str, *, tune: tuple[str, ...]) -> None:
+    """Compiles the sources into ``target`` for "float32" or "float64".
 
     An error tells the compiler's own words."""
-    define = ["-DDOUBLE"] * (dtype == "float64") + ["-DPLACES"] * places
+    define = ["-DDOUBLE"] * (dtype == "float64")
     command = [str(find_compiler()), *FLAGS, *tune, *define, str(HERE / "engine.c")]
     found = subprocess.run(
         [*command, "-o", str(target), "-lm"], stdin=subprocess.DEVNULL,

@@ -70,7 +70,7 @@ class NativeMLP:
         self._row_shape = x.shape[1:]
         self._fixed = other_tensors(dynamics.gradients.network.model, state.params)
         self.specs = specs_of(dynamics, state, self._fixed, x)
-        found = library(self.dtype, places=any(spec.places for spec in self.specs))
+        found = library(self.dtype)
         if found is None:
             raise UnsupportedError("there is no library")
         self._library = found

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from natural_langevin._internal import threads
 from natural_langevin._internal.chains import Params
-from natural_langevin.execution.kernels.native.build import DTYPES, is_at_hand, library_at_hand
+from natural_langevin.execution.kernels.native.build import DTYPES, library_at_hand
 from natural_langevin.execution.kernels.native.layout import Layer, Run
 from natural_langevin.execution.kernels.native.trace import (
     LayerSpec,
@@ -59,8 +59,6 @@ class NativeOutputs:
         key = one.shape[1:], x.dtype
         if key not in self._known:
             specs = self._traced(call, params, x, own)
-            if specs is not None and _library(specs, x.dtype) is None:
-                return None  # not built yet
             known = None if specs is None else self._recognised(specs, call, params, x, own)
             self._known[key] = known
         found = self._known[key]
@@ -113,7 +111,7 @@ class NativeOutputs:
         outputs = torch.empty(count, batch, layers[len(specs) - 1].outputs, dtype=x.dtype)
         run.chains, run.layers, run.batch = count, len(specs), batch
         run.threads, run.x = threads.of_engines(), kept[0].data_ptr()
-        native = _library(specs, x.dtype)
+        native = library_at_hand(x.dtype)
         assert native is not None
         needed = native.forward_bytes(ctypes.byref(run), layers)
         workspace = torch.empty(needed, dtype=torch.uint8)
@@ -147,9 +145,5 @@ def _readable(first: Tensor, x: Tensor) -> bool:
         and x.dtype in DTYPES
         and torch._C._functorch.peek_interpreter_stack() is None  # inside, tensors have no memory
         and not (torch.is_grad_enabled() and (x.requires_grad or first.requires_grad))
-        and is_at_hand(x.dtype)
+        and library_at_hand(x.dtype) is not None
     )
-
-
-def _library(specs: list[LayerSpec], dtype: torch.dtype) -> ctypes.CDLL | None:
-    return library_at_hand(dtype, places=any(spec.places for spec in specs))

@@ -5,12 +5,6 @@
 
 #include "activation.h"
 #include "convolution.h"
-#ifndef PLACES  // nobody asks
-#define convolve(...)
-#define convolve_back(...)
-#define pool(...)
-#define pool_back(...)
-#endif
 
 // Rows of D, or of Z, of a layer's own units.
 INLINE int64_t own_rows(const Layer *l) { return l->kind == APPEND ? l->inputs : 0; }

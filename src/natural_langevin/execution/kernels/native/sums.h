@@ -256,7 +256,7 @@ static void sums_work(void *argument) {
 }
 
 // Products that are worth other threads.
-#define SUMS_SHARED 4000000
+#define SUMS_SHARED 8000000
 
 // 0, or 1 where there was no memory.
 int64_t sample_sums(const SampleSums *s, int64_t threads) {

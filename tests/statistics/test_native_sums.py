@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+import warm
 from natural_langevin import likelihoods
 from natural_langevin.statistics import Evaluation, Gradients, Network, prepare_model
 from natural_langevin.statistics.rules import RULES, Call, Outer, base
@@ -115,6 +118,34 @@ def test_the_same_bits_by_several_threads(layer: nn.Module, shape: tuple[int, ..
         torch.set_num_threads(before)
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+FORK = """
+import os, time, torch
+from natural_langevin.execution.kernels import cpu_sums
+torch.set_num_threads(2)
+a, delta = torch.randn(1, 60, 40 * 64), torch.randn(1, 60, 40, 64)
+expected = cpu_sums._sample_sums(a, delta, None, None)
+child = os.fork()
+if child == 0:
+    same = torch.equal(cpu_sums._sample_sums(a, delta, None, None), expected)
+    os._exit(0 if same else 1)
+deadline, ended = time.monotonic() + 60, 0
+while not ended and time.monotonic() < deadline:
+    ended, status = os.waitpid(child, os.WNOHANG)
+    time.sleep(0.01)
+if not ended:
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+print(status if ended else "hangs")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_does_not_wait_for_its_parents_threads(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(FORK)
+    assert warm.run([script]).strip() == "0"
 
 
 class Attentive(nn.Module):

@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #ifdef __linux__
 // Of the OpenMP that torch has brought into the process, NULL: it has brought another one.
@@ -16,6 +17,10 @@ extern void GOMP_parallel(void (*work)(void *), void *argument, unsigned threads
 #else
 static void (*const GOMP_parallel)(void (*)(void *), void *, unsigned, unsigned) = 0;
 #endif
+
+// A fork has none of its parent's threads, and OpenMP would wait for them for ever.
+static pid_t loaded_in;
+__attribute__((constructor)) static void remember_process(void) { loaded_in = getpid(); }
 
 typedef struct {
     void (*work)(void *);
@@ -30,7 +35,7 @@ static void *called(void *call) {
 // `work` in `threads` threads, or fewer, one of which is this one. The others are torch's: they wait for
 // its next operation wide awake, and new ones would share the cores with them.
 static void in_parallel(void (*work)(void *), void *argument, int64_t threads) {
-    if (threads > 1 && GOMP_parallel) {
+    if (threads > 1 && GOMP_parallel && getpid() == loaded_in) {
         GOMP_parallel(work, argument, (unsigned)threads, 0);
         return;
     }

@@ -109,7 +109,7 @@ class Fisher:
         self._opaque = {n for n, m in copied.named_modules() if isinstance(m, RewrittenLayer)}
         self._plans: dict[Any, tuple[bool, Plan | None, frozenset[str]]] = {}
         #: Of the statistics, by plan and how they are brought to scale: on a GPU and on a CPU.
-        self._recordings: dict[tuple[int, bool, float], cuda_graphs.RecordedFunction] = {}
+        self._recordings: dict[Any, cuda_graphs.RecordedFunction] = {}
         self._traces = TracedFunction()
         self._checked = False
         self.group: Any = None  # of the ranks that run replicas of the model
@@ -348,7 +348,7 @@ class Fisher:
             special = plan.whole or plan.replayed or one.wanted & self._opaque or self.basis()
             if special or not self.records:
                 return statistics(*flat, scale) | ({"calls": calls} if calls else {})
-            key, given = (id(plan), late, early), [*flat, scale]
+            key, given = (id(plan), late, early, scale.dtype, scale.device), [*flat, scale]
             if cuda_graphs.has_graphs(scale.device):
                 new = cuda_graphs.RecordedFunction("the statistics")
                 found = self._recordings.setdefault(key, new)(statistics, given)

@@ -17,6 +17,7 @@ import copy
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
@@ -31,7 +32,7 @@ from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import Kind, RatesTable
 from natural_langevin.execution import kernels
 from natural_langevin.execution.agreement import disagreement, last_bits_moved, same_losses
-from natural_langevin.execution.compiled import Attempt, CompiledStep, compiled, known_steps
+from natural_langevin.execution.compiled import Attempt, CompiledStep, known_steps
 from natural_langevin.execution.full_data import Anchors, Pause
 from natural_langevin.execution.graphs import GraphedStep
 from natural_langevin.execution.kernels.native.planner import plan_native
@@ -349,6 +350,6 @@ class Engine:
             self.num_data, self._fuse, torch.get_float32_matmul_precision(),
         )  # fmt: skip
         if key not in known:
-            fused = self._fused_step(state, lambda f: compiled(f, guards=not in_memory))
-            known[key] = fused or CompiledStep(guards=not in_memory)
+            by_kind = partial(CompiledStep, guards=not in_memory)
+            known[key] = self._fused_step(state, by_kind) or by_kind(step_in_place)
         return known[key]

@@ -44,6 +44,7 @@ from natural_langevin.statistics import Basis, Gradients, Group, grouped, prepar
 from natural_langevin.statistics import samples as per_sample
 from natural_langevin.statistics.moments import Averaging, Moments, chunk_numbers
 from natural_langevin.statistics.plan import Plan, make_plan
+from natural_langevin.statistics.prepare import dropout_rates
 from natural_langevin.statistics.rules.rewritten import RewrittenLayer
 from natural_langevin.statistics.selfcheck import check_statistics
 from natural_langevin.statistics.statistics import LayerStatistics, Recorded
@@ -53,13 +54,8 @@ from natural_langevin.statistics.vectorised import is_untransformable, why_untra
 
 def refuse_dropout(model: nn.Module) -> None:
     """Raises an error if a dropout layer is active."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            rate = module.p
-        elif isinstance(module, nn.MultiheadAttention | nn.RNNBase):
-            rate = module.dropout
-        else:
-            continue
+    for name, module, attribute in dropout_rates(model):
+        rate = getattr(module, attribute)
         if module.training and rate > 0:
             raise ValueError(
                 f"dropout in layer {name!r} is active (p={rate}), but the likelihood needs a "
@@ -70,11 +66,8 @@ def refuse_dropout(model: nn.Module) -> None:
 
 def without_dropout(model: nn.Module) -> nn.Module:
     """Sets the rate of every dropout layer to 0, in place, and returns the model."""
-    for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p = 0.0
-        elif isinstance(module, nn.MultiheadAttention | nn.RNNBase):
-            module.dropout = 0.0
+    for _, module, rate in dropout_rates(model):
+        setattr(module, rate, 0.0)
     return model
 
 

@@ -129,7 +129,7 @@ def test_an_executor_is_handed_whole_stretches(monkeypatch) -> None:  # type: ig
     one = sampler(preconditioners.Euclidean(), compile="auto")
     engine, state = one.prepare(data(), steps=10, batch_size=20)
     reference = sampler(preconditioners.Euclidean(), compile=False).step(one.init(), data())
-    monkeypatch.setattr(engines, "PLANNERS", [lambda *a: None, lambda *a: Standing()])
+    monkeypatch.setattr(engines, "PLANNERS", [lambda *a: "", lambda *a: Standing()])
     state, _ = engine.run(state, 0, 4)
     state, _ = engine.run(state, 4, 6)
     assert handed == [(0, 4), (4, 6)]

@@ -157,6 +157,7 @@ def test_steps_of_convolutions(kind: str, monkeypatch: pytest.MonkeyPatch) -> No
 
     def steps() -> list[Tensor]:
         torch.manual_seed(0)
+        layer.reset_parameters()  # whoever else has drawn numbers before
         model = nn.Sequential(copy.deepcopy(layer), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3))
         model(torch.zeros(1, *shape))
         optimizer = NaturalLangevin(
@@ -179,8 +180,7 @@ def test_steps_of_convolutions(kind: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_parameters_laid_elsewhere_have_the_same_step() -> None:
-    """A loop may put other memory into a parameter: what was handed over is then formed by torch's
-    operations."""
+    """A loop may put other memory into a parameter, which kernels do not read."""
 
     def steps(*, strange: bool) -> list[Tensor]:
         torch.manual_seed(0)

@@ -123,6 +123,24 @@ def test_traced_statistics_are_the_statistics_themselves(
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
+def test_statistics_of_a_network_that_was_cast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Indices do not tell in which precision the gradients are that come back to them."""
+    monkeypatch.setattr(traced, "PATIENCE", 0.0)
+    monkeypatch.setattr(traced, "SEVERAL", 2)
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(12, 3))
+    optimizer = NaturalLangevin(
+        model, likelihoods.Categorical(), num_data=100, lr=1e-3,
+        preconditioner=preconditioners.KroneckerFisher(),
+    )  # fmt: skip
+    for step in range(8):
+        if step == 5:
+            model.double()
+        optimizer.zero_grad()
+        F.cross_entropy(model(torch.randint(10, (8, 3))), torch.arange(8) % 3).backward()
+        optimizer.step()
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+
 def test_what_cannot_be_recorded_runs_as_it_did(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

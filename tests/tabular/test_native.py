@@ -55,12 +55,12 @@ def test_folds_are_native_chains(kind, activation, monkeypatch):
 
     def watched(dynamics, state, stream, rates, num_data):
         native = plan_native(dynamics, state, stream, rates, num_data)
-        plans.append(native is not None and agrees(native, state))
+        plans.append(not isinstance(native, str) and agrees(native, state))
         return native
 
     here, view = small_fit(kind, activation)
     plan = here.plan(view)
-    monkeypatch.setattr(engines, "plan_executor", watched)
+    monkeypatch.setattr(engines, "PLANNERS", [watched])
     trial = here.on_folds(view, plan)
     assert len(trial.folds) == 3
     run = here.on_all_rows(trial, 2)

@@ -51,17 +51,18 @@ def compiled(function: Any, *, guards: bool) -> Any:
 
 
 class CompiledStep:
-    """``step_in_place``, compiled for each kind of step when it first comes up."""
+    """A step, or a function with a step's arguments, compiled for each kind of step when it first
+    comes up."""
 
-    def __init__(self, *, guards: bool) -> None:
-        self._guards = guards
-        self._of: dict[Kind, InPlaceStep] = {}
+    def __init__(self, function: Callable[..., Any], *, guards: bool) -> None:
+        self._function, self._guards = function, guards
+        self._of: dict[Kind, Callable[..., Any]] = {}
 
     def __call__(
         self, dynamics: Dynamics, data: StepData, state: State, batch: Batch | None, kind: Kind
-    ) -> Info:
+    ) -> Any:
         if kind not in self._of:
-            self._of[kind] = compiled(step_in_place, guards=self._guards)
+            self._of[kind] = compiled(self._function, guards=self._guards)
         return self._of[kind](dynamics, data, state, batch, kind)
 
 

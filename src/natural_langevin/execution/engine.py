@@ -17,6 +17,7 @@ import copy
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
@@ -31,10 +32,10 @@ from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import Kind, RatesTable
 from natural_langevin.execution import kernels
 from natural_langevin.execution.agreement import disagreement, last_bits_moved, same_losses
-from natural_langevin.execution.compiled import Attempt, CompiledStep, compiled, known_steps
+from natural_langevin.execution.compiled import Attempt, CompiledStep, known_steps
 from natural_langevin.execution.full_data import Anchors, Pause
 from natural_langevin.execution.graphs import GraphedStep
-from natural_langevin.execution.kernels.native.planner import plan_native, why_not_native
+from natural_langevin.execution.kernels.native.planner import plan_native
 from natural_langevin.execution.kernels.whole_steps.planner import plan_whole_steps
 from natural_langevin.execution.stepping import (
     InPlaceStep,
@@ -63,22 +64,11 @@ class Executor(Protocol):
         """Steps ``start`` to ``start + count - 1``, written over ``state``; Info of the last."""
 
 
-Planner = Callable[[LangevinDynamics, State, Stream, RatesTable, float], Executor | None]
+Planner = Callable[[LangevinDynamics, State, Stream, RatesTable, float], Executor | str]
 
 #: Asked in order when a run begins, each for an executor that computes exactly the update that
-#: ``dynamics.kernels`` names, or None.
+#: ``dynamics.kernels`` names, or why it does not take the run.
 PLANNERS: list[Planner] = [plan_native, plan_whole_steps]
-
-
-def plan_executor(
-    dynamics: LangevinDynamics, state: State, stream: Stream, rates: RatesTable, num_data: float
-) -> Executor | None:
-    """The first executor that takes this run."""
-    for try_plan in PLANNERS:
-        executor = try_plan(dynamics, state, stream, rates, num_data)
-        if executor is not None:
-            return executor
-    return None
 
 
 def choose_mode(compile: bool | str) -> Mode:
@@ -123,6 +113,7 @@ class Engine:
         self.notify: Callable[[str], None] = lambda text: None
         self._ready = False
         self._executor: Executor | None = None
+        self._declined: list[str] = []  # why planners that were asked did not take the run
         #: The step in place; None: ``pure_step``.
         self.step: InPlaceStep | None = None
         self._pure: Callable[..., tuple[State, Info]] = pure_step
@@ -235,7 +226,9 @@ class Engine:
             return told
         if self.mode == "eager":
             return f'{told}, since compile=False; compile="auto" may be several times faster'
-        why = why_not_native(self.dynamics, state, self.stream, self.rates, self.num_data)
+        if not self._declined:
+            return told
+        why = self._declined[0]
         return f"{told}. The native engine is faster, but does not support this run: {why}"
 
     def _plan(self, state: State) -> None:
@@ -243,12 +236,13 @@ class Engine:
         if self.mode == "eager":
             return
         device = state.step.device
-        if self.mode == "auto" and self._fuse:
-            self._executor = plan_executor(
-                self.dynamics, state, self.stream, self.rates, self.num_data
-            )
-            if self._executor is not None:
+        for plan in PLANNERS if self.mode == "auto" and self._fuse else ():
+            found = plan(self.dynamics, state, self.stream, self.rates, self.num_data)
+            if not isinstance(found, str):
+                self._executor = found
                 return
+            log.debug("no whole steps: %s", found)
+            self._declined.append(found)
         if self.mode == "auto" and device.type == "cuda":
             self.dynamics = replaying(self.dynamics, state, self.stream)
         if self.mode == "compiled":
@@ -356,6 +350,6 @@ class Engine:
             self.num_data, self._fuse, torch.get_float32_matmul_precision(),
         )  # fmt: skip
         if key not in known:
-            fused = self._fused_step(state, lambda f: compiled(f, guards=not in_memory))
-            known[key] = fused or CompiledStep(guards=not in_memory)
+            by_kind = partial(CompiledStep, guards=not in_memory)
+            known[key] = self._fused_step(state, by_kind) or by_kind(step_in_place)
         return known[key]

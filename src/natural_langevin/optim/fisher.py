@@ -44,6 +44,7 @@ from natural_langevin.statistics import Basis, Gradients, Group, grouped, prepar
 from natural_langevin.statistics import samples as per_sample
 from natural_langevin.statistics.moments import Averaging, Moments, chunk_numbers
 from natural_langevin.statistics.plan import Plan, make_plan
+from natural_langevin.statistics.prepare import dropout_rates
 from natural_langevin.statistics.rules.rewritten import RewrittenLayer
 from natural_langevin.statistics.selfcheck import check_statistics
 from natural_langevin.statistics.statistics import LayerStatistics, Recorded
@@ -53,13 +54,8 @@ from natural_langevin.statistics.vectorised import is_untransformable, why_untra
 
 def refuse_dropout(model: nn.Module) -> None:
     """Raises an error if a dropout layer is active."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            rate = module.p
-        elif isinstance(module, nn.MultiheadAttention | nn.RNNBase):
-            rate = module.dropout
-        else:
-            continue
+    for name, module, attribute in dropout_rates(model):
+        rate = getattr(module, attribute)
         if module.training and rate > 0:
             raise ValueError(
                 f"dropout in layer {name!r} is active (p={rate}), but the likelihood needs a "
@@ -70,11 +66,8 @@ def refuse_dropout(model: nn.Module) -> None:
 
 def without_dropout(model: nn.Module) -> nn.Module:
     """Sets the rate of every dropout layer to 0, in place, and returns the model."""
-    for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p = 0.0
-        elif isinstance(module, nn.MultiheadAttention | nn.RNNBase):
-            module.dropout = 0.0
+    for _, module, rate in dropout_rates(model):
+        setattr(module, rate, 0.0)
     return model
 
 
@@ -109,7 +102,7 @@ class Fisher:
         self._opaque = {n for n, m in copied.named_modules() if isinstance(m, RewrittenLayer)}
         self._plans: dict[Any, tuple[bool, Plan | None, frozenset[str]]] = {}
         #: Of the statistics, by plan and how they are brought to scale: on a GPU and on a CPU.
-        self._recordings: dict[tuple[int, bool, float], cuda_graphs.RecordedFunction] = {}
+        self._recordings: dict[Any, cuda_graphs.RecordedFunction] = {}
         self._traces = TracedFunction()
         self._checked = False
         self.group: Any = None  # of the ranks that run replicas of the model
@@ -348,7 +341,7 @@ class Fisher:
             special = plan.whole or plan.replayed or one.wanted & self._opaque or self.basis()
             if special or not self.records:
                 return statistics(*flat, scale) | ({"calls": calls} if calls else {})
-            key, given = (id(plan), late, early), [*flat, scale]
+            key, given = (id(plan), late, early, scale.dtype, scale.device), [*flat, scale]
             if cuda_graphs.has_graphs(scale.device):
                 new = cuda_graphs.RecordedFunction("the statistics")
                 found = self._recordings.setdefault(key, new)(statistics, given)

@@ -231,7 +231,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         self._unread: _Unread | None = None  # of the last step, on a GPU
         defaults = {"lr": lr(0) if callable(lr) else lr, "temperature": temperature}
         super().__init__(as_groups(params, self._names), defaults)
-        self._rates(0)  # wrong rates fail here
+        self._table_at(0)  # wrong rates fail here
         if capturable:
             self._refuse_capture()
         self._fisher.basis = self._basis
@@ -374,7 +374,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         else:
             step = self.steps
             self._follow_schedule(step)
-            rates = self._rates(step)
+            rates = self._table_at(step).row(step)
         updates = self._current_updates()
         moments = self._fisher.moments(scale.statistics, samples) if rates.kind.adapts else {}
         keep = self._finite_later(gradient, step)
@@ -426,11 +426,9 @@ class NaturalLangevin(torch.optim.Optimizer):
         started = isinstance(number, Tensor)
         if not started or number.device != first.device:
             number = torch.tensor(int(number), device=first.device)
-        if self._table is None or len(self._table) < CAPTURED:
-            self._rates(0)
-        assert self._table is not None
-        kind = Kind(self._table.adapts_from(0), first=not started and int(number) == 0)
-        return number, self._table.at(number.clamp(max=CAPTURED - 1), kind)
+        table = self._table_at(0)
+        kind = Kind(table.adapts_from(0), first=not started and int(number) == 0)
+        return number, table.at(number.clamp(max=CAPTURED - 1), kind)
 
     def _finite_later(self, gradient: Params, step: int | Tensor) -> Tensor | None:
         """On a GPU: whether gradients are finite, (1,) bool, which the host asks for at the next
@@ -450,8 +448,9 @@ class NaturalLangevin(torch.optim.Optimizer):
 
     # What the step is made of ---------------------------------------------------------------------
 
-    def _rates(self, step: int) -> Rates:
-        """gamma and mu of a step, and of what kind it is; eta is every group's own."""
+    def _table_at(self, step: int) -> RatesTable:
+        """gamma and mu of a step and those after it, and of what kind they are; eta is every
+        group's own."""
         table = self._table
         first = next(iter(self._names.params.values()))
         device, dtype = first.device, first.dtype
@@ -462,15 +461,12 @@ class NaturalLangevin(torch.optim.Optimizer):
                 0.0, gamma, self.mean_rate, start=step, stop=step + rows, chains=1, dtype=dtype,
                 device=device, refresh_steps=self.preconditioner.refresh_steps,
             )  # fmt: skip
-        return table.row(step)
+        return table
 
     def _due(self) -> bool:
         """Whether the next step takes statistics; one that may be recorded does so always."""
         step = 0 if self.capturable else self.steps
-        table = self._table
-        if table is None or not table.start <= step < table.start + len(table):
-            return self._rates(step).kind.adapts
-        return table.kind(step).adapts
+        return self._table_at(step).kind(step).adapts
 
     def _deferrable(self) -> list[frozenset[str]]:
         updates = self._current_updates()

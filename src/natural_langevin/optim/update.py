@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -66,11 +66,9 @@ class KernelStep:
         dynamics: LangevinDynamics,
         params: Mapping[str, Tensor],
         units: Units,
-        drawn: Mapping[str, int],
         num_data: float,
     ) -> KernelStep | None:
-        """None where no kernel computes this step. ``dynamics``: of the parameters by name, whose
-        draws begin at ``drawn``."""
+        """None where no kernel computes this step. ``dynamics``: of the parameters by name."""
         kind = KINDS.get(type(dynamics.preconditioner))
         if kind is None or "linear" not in kernels_of(dynamics.integrator):
             return None
@@ -87,7 +85,7 @@ class KernelStep:
             task = layer_task(dynamics, names[0], names, kind, dict(params), damping, given=True)
             if task is None:
                 return None
-            tasks.append(replace(task, weight_start=drawn[names[0]], bias_start=drawn[names[-1]]))
+            tasks.append(task)
         return KernelStep(backend, tasks, list(params))
 
     @property
@@ -140,6 +138,11 @@ class OwnRows(LangevinDynamics):
 
     drawn: dict[str, int] | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.drawn is not None:
+            object.__setattr__(self, "starts", self.drawn)
+
     def standard_normal(self, like: Params, step: Tensor, draw: int = 0) -> Params:
         if self.drawn is None:
             return super().standard_normal(like, step, draw)
@@ -147,7 +150,7 @@ class OwnRows(LangevinDynamics):
         random.check_addresses(first + self.stream_length)
         found = {}
         for k, p in like.items():
-            start = first + self.drawn[k]
+            start = first + self.starts[k]
             before = start % random.BLOCK  # normals are made in whole blocks
             z = random.normal(key, before + p[0].numel(), start=start - before)[:, before:]
             found[k] = z.to(p.dtype).reshape(p.shape)
@@ -225,8 +228,10 @@ class Update:
         first = next(iter(here.values()))
         self.device, self._dtype = first.device, first.dtype
         self._empty = not any(p.numel() for p in here.values())  # more ranks than rows
-        start = chain.dynamics({}, torch.ones(1)).starts
-        self._drawn = {k: start[k] + shards.offset(p) for k, p in params.items()}
+        self._drawn: dict[str, int] | None = None
+        if shards.any_sharded(params.values()):
+            start = chain.dynamics({}, torch.ones(1)).starts
+            self._drawn = {k: start[k] + shards.offset(p) for k, p in params.items()}
         self._prior = {k: shards.rows_of_prior(prior[k], p) for k, p in params.items()}
         self._units = {b: ws for b, ws in units.items() if b in here}
         self._kernels: dict[float, KernelStep | None] = {}  # by N
@@ -315,11 +320,7 @@ class Update:
         local = self._local()
         if num_data not in self._kernels:
             self._kernels[num_data] = self._tried(self._kernel_step(local, num_data), local, given)
-        kernels = self._kernels[num_data]
-        if not all(p.is_contiguous() for p in local):  # a loop has put other memory there
-            kernels = None
-        if kernels is None and "calls" in own:
-            given = given._replace(moments=self._formed(own))
+        kernels = self._kernels[num_data] if _as_written(local) else None
         if in_place or not cuda_graphs.has_graphs(self.device):  # in place: others record it
             self._advance(kernels, local, given, in_place=in_place)
         else:
@@ -365,26 +366,14 @@ class Update:
     def deferrable(self, num_data: float) -> list[frozenset[str]]:
         """Parameters, those of a layer together, whose step forms its own statistics: known before
         the first step, which has the bits of any other."""
-        if cuda_graphs.has_graphs(self.device) or self._empty:
+        local = self._local()
+        if cuda_graphs.has_graphs(self.device) or self._empty or not _as_written(local):
             return []
-        known = self._kernels.get(num_data) or self._kernel_step(self._local(), num_data)
+        known = self._kernels.get(num_data) or self._kernel_step(local, num_data)
         if known is None or known.on_trial:
             return []
         self._kernels[num_data] = known
         return known.deferrable
-
-    def _formed(self, moments: Moments) -> Moments:
-        """The same with statistics in place of calls."""
-        calls: dict[str, LayerCall] = moments.pop("calls")
-        bias_of = {w: b for b, ws in self._units.items() for w in ws if b in self.params}
-        for weight, call in calls.items():
-            second, row, of_bias = _sums(call)
-            shape = self.params[weight].shape
-            moments.setdefault("second", {})[weight] = second.reshape(shape)
-            if weight in bias_of:
-                moments["second"][bias_of[weight]] = of_bias
-                moments.setdefault("cross", {})[bias_of[weight]] = {weight: row.reshape(shape)}
-        return moments
 
     def _by_kernels(
         self, kernels: KernelStep, params: list[Tensor], state: State, given: _Given
@@ -432,7 +421,7 @@ class Update:
 
     def _kernel_step(self, local: list[Tensor], num_data: float) -> KernelStep | None:
         params = dict(zip(self.params, local, strict=True))
-        return KernelStep.of(self._at(1.0), params, self._units, self._drawn, num_data)
+        return KernelStep.of(self._at(1.0), params, self._units, num_data)
 
     def _evaluation(self, given: _Given) -> Evaluation:
         """What the step is given, by name and with a chain axis."""
@@ -445,8 +434,7 @@ class Update:
         """The dynamics at this temperature; made once."""
         if temperature not in self._dynamics:
             tau = torch.tensor([temperature], dtype=self._dtype, device=self.device)
-            drawn = self._drawn if shards.any_sharded(self.params.values()) else None
-            self._dynamics[temperature] = self._chain.dynamics(self._prior, tau, drawn)
+            self._dynamics[temperature] = self._chain.dynamics(self._prior, tau, self._drawn)
         return self._dynamics[temperature]
 
     @property
@@ -455,11 +443,9 @@ class Update:
         return self._state.metric
 
 
-def _sums(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
-    """A layer's statistics, by torch's operations: of the weight, of both, and of the bias."""
-    a, delta = call.a[0], call.delta[0] * call.scale
-    squares = delta.square()
-    return squares.mT @ a.square(), squares.mT @ a, squares.sum(0)
+def _as_written(params: list[Tensor]) -> bool:
+    """Whether kernels can read them: a loop may have put other memory there."""
+    return all(p.is_contiguous() for p in params)
 
 
 def _by_name(moments: Moments) -> Statistics:

@@ -104,6 +104,11 @@ class Network:
         """All trainable parameters inside a layer: their names there, and their full names."""
         return self._names(self.model.get_submodule(name), recurse=True)
 
+    def alone(self, name: str) -> bool:
+        """Whether no other layer has any of this layer's parameters."""
+        owners = [p for own in self.owned.values() for p in own.values()]
+        return all(owners.count(p) == 1 for p in self.owned[name].values())
+
     def _names(self, module: nn.Module, *, recurse: bool) -> dict[str, str]:
         full = {id(p): name for name, p in self.model.named_parameters() if p.requires_grad}
         inside = module.named_parameters(recurse=recurse)

@@ -14,14 +14,14 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from natural_langevin._internal.chains import Params
 from natural_langevin._internal.gpu_kernels import transformations
-from natural_langevin._internal.light_autograd import autograd_grad, grad, vjp
+from natural_langevin._internal.light_autograd import autograd_grad, vjp
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.likelihoods import State as LikelihoodState
+from natural_langevin.statistics import samples as per_sample
 from natural_langevin.statistics.capture import Network
 from natural_langevin.statistics.data_parallel import Part, at_its_rows
 from natural_langevin.statistics.moments import Averaging, Moments, Sharing, dense_moments
@@ -119,26 +119,25 @@ class OneChain:
     ) -> tuple[Tensor, Params, Moments, LikelihoodState, Deferred]:
         if from_layers(self.requests) and self.targets == "data" and _at_once(x):
             return self._on_the_way(params, x, settle, basis)
-        loss, gradient, state, calls, tape = self.backward(params, x, settle)
-        found = self.moments(params, state, x, *tape, basis) if self.requests else {}
+        loss, gradient, state, calls, recorded = self.backward(params, x, settle)
+        found = self._statistics(recorded, basis).every() if self.requests else {}
         gradient |= found.pop("first", {})
         return loss, {n: gradient[n] for n in params if n in gradient}, found, state, calls
 
     def backward(
         self, params: Params, x: Tensor, settle: Callable[[Any], BatchTargets]
-    ) -> tuple[Tensor, Params, LikelihoodState, Deferred, tuple[Any, Any, Tensor]]:
-        """Loss and gradient; and what the statistics are made of: every watched call's inputs, the
-        gradients of its outputs, and the labels whose gradients count."""
+    ) -> tuple[Tensor, Params, LikelihoodState, Deferred, Recorded]:
+        """Loss and gradient, and what the statistics are made of. Its graph is gone with it."""
         watched = from_layers(self.requests) or self.deferred
         epsilons = self._plan(x).epsilons(x.device) if watched else {}
         apart = self._apart() | self._summed(x)
         own = {name: p for name, p in params.items() if name not in apart}
 
-        def recorded(p: Params, e: Tensors) -> tuple[Any, Tensors]:
+        def taped(p: Params, e: Tensors) -> tuple[Any, Tensors]:
             tape = Tape(e)
             return self.network.recorded_call(params | p, tape, x), tape.inputs
 
-        outputs, pullback, inputs = vjp(recorded, own, epsilons, has_aux=True)
+        outputs, pullback, inputs = vjp(taped, own, epsilons, has_aux=True)
         state, y, labels = settle(outputs)
         # The sum of losses: its output gradients are the per-sample ones, whatever the batch size.
         cotangent, losses = self.likelihood.output_gradient(outputs, y, state)
@@ -149,34 +148,25 @@ class OneChain:
             drawn, _ = self.likelihood.output_gradient(outputs, labels, state)
             _, deltas = self._unscaled(pullback, drawn)
             calls = {n: (*call, *deltas[n, 0]) for n, call in calls.items()}
-        return losses.mean(dtype=self.loss_dtype), gradient, state, calls, (inputs, deltas, labels)
+        loss = partial(self._sample_loss, state)
+        recorded = Recorded(params, inputs, deltas, x, labels, loss)
+        return losses.mean(dtype=self.loss_dtype), gradient, state, calls, recorded
 
-    def moments(
-        self,
-        params: Params,
-        state: LikelihoodState,
-        x: Tensor,
-        inputs: Any,
-        deltas: Any,
-        labels: Tensor,
-        basis: Basis,
-    ) -> Moments:
-        """The statistics of what ``backward`` left."""
-        plan, groups = self._plan(x), self._formed(x)
-        recorded = Recorded(params, inputs, deltas, x, labels, partial(self._sample_loss, state))
-        how = Averaging(len(x), self.sharing, self.numbers, basis)
-        formed = plan.without(self.deferred)
-        return LayerStatistics(self.network, formed, groups, recorded, how).every()
+    def _statistics(self, recorded: Recorded, basis: Basis) -> LayerStatistics:
+        """The statistics of what a pass leaves."""
+        plan, groups = self._plan(recorded.x).without(self.deferred), self._formed(recorded.x)
+        how = Averaging(len(recorded.x), self.sharing, self.numbers, basis)
+        return LayerStatistics(self.network, plan, groups, recorded, how)
 
     def _on_the_way(
         self, params: Params, x: Tensor, settle: Callable[[Any], BatchTargets], basis: Basis
     ) -> tuple[Tensor, Params, Moments, LikelihoodState, Deferred]:
-        """``backward`` and ``moments`` in one, where torch's tape runs alone."""
-        plan, apart, scale = self._plan(x), self._apart(), self.network.loss_scale
-        formed, summed, groups = plan.without(self.deferred), self._summed(x), self._formed(x)
+        """The same where torch's tape runs alone: statistics while the backward pass goes on."""
+        plan, scale = self._plan(x), self.network.loss_scale
+        apart = self._apart() | self._summed(x)
         way = OnTheWay(self.network, plan, self.deferred)
         tape = Tape(plan.epsilons(x.device), way.arrived)
-        own = {n: p.detach() for n, p in params.items() if n not in apart | summed}
+        own = {n: p.detach() for n, p in params.items() if n not in apart}
         with torch.enable_grad():
             for p in own.values():
                 p.requires_grad_()
@@ -185,8 +175,7 @@ class OneChain:
         state, y, labels = settle(known)
         loss = partial(self._sample_loss, state)
         recorded = Recorded(params, tape.inputs, way.deltas, x, labels, loss)
-        how = Averaging(len(x), self.sharing, self.numbers, basis)
-        way.begin(LayerStatistics(self.network, formed, groups, recorded, how))
+        way.begin(self._statistics(recorded, basis))
         cotangent, losses = self.likelihood.output_gradient(known, y, state)
         pairs = zip(outputs, pytree.tree_leaves(cotangent), strict=True)
         ends = {o: g if scale == 1.0 else g * scale for o, g in pairs if o.requires_grad}
@@ -296,10 +285,9 @@ class OneChain:
         return losses.mean(dtype=self.loss_dtype), gradient, means | {"samples": samples}, state
 
     def _per_sample(self, params: Params, state: LikelihoodState, x: Tensor, y: Tensor) -> Params:
-        def loss(p: Params, x_n: Tensor, y_n: Tensor) -> Tensor:
-            return self._sample_loss(state, p, x_n[None], y_n[None])
-
-        return vmap(grad(loss), in_dims=(None, 0, 0))(params, x, y)
+        loss = partial(self._sample_loss, state)
+        dense, _ = per_sample.whole(loss, params, frozenset(params), x, y)
+        return dense(slice(0, len(x)))
 
 
 def _first_order(pullback: Any, cotangent: Any) -> Any:

@@ -100,28 +100,15 @@ class Plan:
 
     def single_linear_calls(self, network: Network) -> list[str]:
         """Ruled ``nn.Linear`` layers with one call, of one row per sample, and no other use."""
-        found = self._single_calls(network, nn.Linear)
-        return [name for name in found if all(len(s) == 2 for s in self._shapes(name))]
-
-    def _shapes(self, name: str) -> list[torch.Size]:
-        """Of inputs and outputs of a layer's only call."""
-        trace = self.traces[name, 0]
-        return [*trace.inputs, *(shape for shape, _ in trace.outputs)]
-
-    def _single_calls(self, network: Network, *kinds: type[nn.Module]) -> list[str]:
-        """Ruled layers of these types with one call, whose samples are the first axis of what goes
-        in and comes out, and no other use."""
         found = []
         for name in self.ruled:
             keys = [key for key in self.traces if key[0] == name]
-            module, own = network.model.get_submodule(name), network.owned[name].values()
-            shared = sum(
-                full in others.values() for full in own for others in network.owned.values()
-            )
-            plain = type(module) in kinds and len(keys) == 1 and shared == len(own)
-            if plain and not self.whole & set(own):
-                rows = [self.inputs[keys[0]], self.outputs[keys[0]]]
-                if rows == [[Axis(0, 1)], [Axis(0, 1)]]:
+            own = network.owned[name].values()
+            plain = type(network.model.get_submodule(name)) is nn.Linear and len(keys) == 1
+            if plain and not self.whole & set(own) and network.alone(name):
+                trace, rows = self.traces[keys[0]], [self.inputs[keys[0]], self.outputs[keys[0]]]
+                shapes = [*trace.inputs, *(shape for shape, _ in trace.outputs)]
+                if rows == [[Axis(0, 1)]] * 2 and all(len(shape) == 2 for shape in shapes):
                     found.append(name)
         return found
 
@@ -136,7 +123,6 @@ def make_plan(network: Network, params: Params, x: Tensor, distrusted: frozenset
     outputs: dict[CallKey, list[Axis]] = {}
     ruled, replayed, whole = [], [], {*distrusted, *strangers}
     summed: set[str] = set()
-    owners = [p for own in network.owned.values() for p in own.values()]
     for name, own in network.owned.items():
         keys = [key for key in traces if key[0] == name]
         if not keys:
@@ -156,8 +142,7 @@ def make_plan(network: Network, params: Params, x: Tensor, distrusted: frozenset
         forms = _forms(network, name, [(traces[k], inputs[k], outputs[k]) for k in keys])
         if forms is not None:
             ruled.append(name)
-            single = len(keys) == 1 and all(owners.count(p) == 1 for p in own.values())
-            if single and all(form.adds_up for form in forms):
+            if len(keys) == 1 and network.alone(name) and all(form.adds_up for form in forms):
                 summed |= set(own.values())
         elif isinstance(network.model.get_submodule(name), RewrittenLayer):
             whole |= set(own.values())  # what is on tape are its inner maps, not its arguments

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -122,6 +122,15 @@ def check_hooks(model: nn.Module) -> None:
             "mask in the forward pass (torch.nn.utils.parametrize)",
             names[:4],
         )
+
+
+def dropout_rates(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """The layers that have a dropout rate, by name, and the attribute that holds it."""
+    for name, module in model.named_modules():
+        if isinstance(module, _DropoutNd):
+            yield name, module, "p"
+        elif isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+            yield name, module, "dropout"
 
 
 def prepare_model(model: nn.Module, level: int = logging.INFO) -> None:

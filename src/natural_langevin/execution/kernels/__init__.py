@@ -51,7 +51,6 @@ def _backend(device: torch.device) -> Backend | None:
         if device.type == "cpu":
             from natural_langevin.execution.kernels import cpu_linear
 
-            cpu_linear.library()
             return Backend("native", cpu_linear.update_, cpu_linear.arrange)
     except Exception as error:  # no Triton, no compiler, or a driver they cannot work with
         log.warning("no fused kernels (%s): using the general step", first_line(error))

@@ -28,42 +28,8 @@ from natural_langevin.execution.kernels.layer import (
     LayerWork,
 )
 from natural_langevin.execution.kernels.native import build
-from natural_langevin.execution.kernels.native.layout import pointer
+from natural_langevin.execution.kernels.native.layout import POINTERS, LinearUpdate, pointer
 from natural_langevin.statistics import DeferredCall
-
-_Pair = ctypes.c_void_p * 2
-
-
-class _Layer(ctypes.Structure):
-    """``LinearUpdate`` of ``native/linear.h``."""
-
-    _fields_ = (
-        [(n, ctypes.c_int64) for n in ("chains", "out", "in")]
-        + [("start", ctypes.c_int64 * 2)]
-        + [(n, ctypes.c_int64) for n in ("metric", "adapts", "fresh", "baoab")]
-        + [("share", ctypes.c_double)]
-        + [
-            (n, ctypes.c_void_p)
-            for n in ("gradient", "squares", "products", "bias_gradient", "bias_square")
-        ]
-        + [("batch", ctypes.c_int64), ("scale", ctypes.c_double)]
-        + [(n, ctypes.c_void_p) for n in ("a", "delta", "fisher")]
-        + [(n, _Pair) for n in ("theta", "mean", "momentum", "second")]
-        + [(n, ctypes.c_void_p) for n in ("cross", "prior", "damping", "numbers", "keys")]
-    )  # fmt: skip
-
-
-@cache
-def library() -> Any:
-    """The native library. Raises where there is none."""
-    found = build.library(torch.float32)
-    if found is None:
-        raise RuntimeError("there is no native library")
-    found.linear_update.restype = found.linear_bytes.restype = ctypes.c_int64
-    found.linear_update.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
-    if found.linear_bytes() != ctypes.sizeof(_Layer):
-        raise RuntimeError("the native library has another layout")
-    return found
 
 
 def arrange(task: LayerTask, call: DeferredCall, adapts: bool) -> LayerCall:
@@ -78,13 +44,15 @@ def update_(layers: Sequence[LayerWork], inputs: LayerInputs) -> None:
     """Writes the layers' new states over the old ones, for all chains."""
     every = [_filled(*layer, inputs) for layer in layers]
     places = (ctypes.c_void_p * len(every))(*map(ctypes.addressof, every))
-    if library().linear_update(places, len(every), threads.of_engines()):
+    library = build.library(torch.float32)
+    assert library is not None
+    if library.linear_update(places, len(every), threads.of_engines()):
         raise MemoryError("the native library could not allocate its buffers")
 
 
 def _filled(
     task: LayerTask, state: LayerState, found: Given | LayerCall, inputs: LayerInputs
-) -> _Layer:
+) -> LinearUpdate:
     call = found if isinstance(found, LayerCall) else None
     sums = found if isinstance(found, Given) else found.given
     layer = _prepared(task, state, given=call is None)
@@ -100,17 +68,17 @@ def _filled(
     return layer
 
 
-def _prepared(task: LayerTask, state: LayerState, *, given: bool) -> _Layer:
+def _prepared(task: LayerTask, state: LayerState, *, given: bool) -> LinearUpdate:
     """What stays the same from step to step; sums that are ``given`` are means."""
     known, place = task.scratch.get(given), state.weight.data_ptr()
     if known is not None and known[0] == place and all(map(operator.is_, known[1], state)):
-        layer: _Layer = known[2]
+        layer: LinearUpdate = known[2]
         return layer
     chains, outputs = state.weight.shape[:2]
     width = state.weight[0, 0].numel()
     if state.bias is None and given:  # no units: rows that threads can share
         outputs, width = _rows(outputs * width)
-    layer = _Layer(
+    layer = LinearUpdate(
         chains=chains, out=outputs, share=1.0,
         start=(task.weight_start, task.bias_start), metric=KIND_NUMBER[task.kind],
         baoab=task.scheme == 2, theta=pair(state.weight, state.bias),
@@ -132,4 +100,4 @@ def _rows(count: int) -> tuple[int, int]:
 
 def pair(weight: Tensor | None, bias: Tensor | None) -> Any:
     """Where the numbers of a weight and of its bias lie."""
-    return _Pair(pointer(weight), pointer(bias))
+    return POINTERS(pointer(weight), pointer(bias))

@@ -18,29 +18,7 @@ from torch import Tensor
 
 from natural_langevin._internal import threads
 from natural_langevin.execution.kernels.native import build
-from natural_langevin.execution.kernels.native.layout import pointer
-
-
-class _Sums(ctypes.Structure):
-    """``SampleSums`` of ``native/sums.h``."""
-
-    _fields_ = (
-        [(n, ctypes.c_int64) for n in ("chains", "batch", "out", "in", "inputs", "positions")]
-        + [("apart", ctypes.c_int64)]
-        + [(n, ctypes.c_void_p) for n in ("a", "delta", "bias", "table")]
-        + [("sums", ctypes.c_void_p * 3)]
-    )  # fmt: skip
-
-
-@cache
-def _library(dtype: torch.dtype) -> Any:
-    """The native library, or None where there is none for these numbers."""
-    found = build.library(dtype) if dtype in build.DTYPES else None
-    if found is None:
-        return None
-    found.sample_sums.restype = found.sums_bytes.restype = ctypes.c_int64
-    found.sample_sums.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-    return found if found.sums_bytes() == ctypes.sizeof(_Sums) else None
+from natural_langevin.execution.kernels.native.layout import SampleSums, pointer
 
 
 def _sample_sums(a: Tensor, delta: Tensor, bias: Tensor | None, table: Tensor | None) -> Tensor:
@@ -51,23 +29,19 @@ def _sample_sums(a: Tensor, delta: Tensor, bias: Tensor | None, table: Tensor | 
     a = a[:1].contiguous() if shared else a.contiguous()
     delta = delta.contiguous() if table is None else delta.mT.contiguous()
     bias = None if bias is None else bias.contiguous()
-    found = a.new_empty(_shape(a, delta, bias, table, out, positions))
-    work = _Sums(
+    width = a.shape[-1] // positions if table is None else table.shape[1]
+    found = a.new_empty(2 + (bias is not None), chains, out, width)
+    work = SampleSums(
         chains=chains, batch=batch, out=out, inputs=a.shape[-1], positions=positions,
         apart=0 if shared else a[0].numel(), a=pointer(a), delta=pointer(delta),
         bias=pointer(bias), table=pointer(table),
-        sums=(ctypes.c_void_p * 3)(*map(pointer, found)), **{"in": found.shape[-1]},
+        sums=(ctypes.c_void_p * 3)(*map(pointer, found)), **{"in": width},
     )  # fmt: skip
-    if _library(a.dtype).sample_sums(ctypes.byref(work), threads.of_engines()):
+    library = build.library(a.dtype)
+    assert library is not None
+    if library.sample_sums(ctypes.byref(work), threads.of_engines()):
         raise MemoryError("the native library could not allocate its buffers")
     return found
-
-
-def _shape(
-    a: Tensor, delta: Tensor, bias: Tensor | None, table: Tensor | None, out: int, positions: int
-) -> tuple[int, ...]:
-    width = a.shape[-1] // positions if table is None else table.shape[1]
-    return 2 + (bias is not None), len(delta), out, width
 
 
 def _of_chains(info: Any, axes: tuple[int | None, ...], *given: Any) -> tuple[Tensor, int]:
@@ -114,4 +88,4 @@ class NativeSums:
 
     def serves(self, dtype: torch.dtype) -> bool:
         """Whether there is a library for these numbers."""
-        return _library(dtype) is not None
+        return dtype in build.DTYPES and build.library(dtype) is not None

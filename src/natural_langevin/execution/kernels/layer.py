@@ -146,7 +146,7 @@ class LayerTask:
     def state(self, state: State) -> LayerState:
         """This layer's buffers in ``state``."""
         weight, bias = self.parameters[0], self.parameters[-1] if self.has_bias else ""
-        second = state.metric.get("second", state.metric.get("square", {}))
+        second = squares_in(state)
         row = state.metric.get("cross", {}).get(bias, {})
         momentum = getattr(state.own, "momentum", {})
         return LayerState(
@@ -160,6 +160,12 @@ class LayerTask:
             momentum=momentum.get(weight),
             bias_momentum=momentum.get(bias),
         )
+
+
+def squares_in(state: State) -> Params:
+    """J's diagonal, by parameter: none where the metric has none."""
+    found: Params = state.metric.get("second", state.metric.get("square", {}))
+    return found
 
 
 #: A layer, its buffers, and its arranged call or what is ``Given``.

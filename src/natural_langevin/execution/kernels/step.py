@@ -64,11 +64,10 @@ class FusedStep:
     ) -> None:
         """``traces``: replays the passes, where nothing is deferred."""
         self.tasks, self.backend, self._compiles = tasks, backend, compile is not None
+        self._evaluate = self.evaluate_ if compile is None else compile(self.evaluate_)
         self._traces, self._drawn = traces, DrawnInputs()
-        self._compile = compile or (lambda function: function)
         self._deferred = tuple(task.name for task in tasks if not task.given)
         self._apart = {name for task in tasks for name in task.parameters}
-        self._evaluate_of: dict[Kind, Any] = {}
         self._streams: list[torch.cuda.Stream] = []
         self._looked_up = False  # whether the next two have been looked for
         self._books: Books | None = None
@@ -77,13 +76,11 @@ class FusedStep:
     def __call__(
         self, dynamics: Dynamics, data: StepData, state: State, batch: Batch | None, kind: Kind
     ) -> Info:
-        if kind not in self._evaluate_of:
-            self._evaluate_of[kind] = self._compile(self.evaluate_)
         self._open_books(dynamics, data, state)
         if self._books is not None:
             found = self._few_launches(self._books, dynamics, data, state, kind)
         else:
-            found = self._evaluate_of[kind](dynamics, data, state, batch, kind)
+            found = self._evaluate(dynamics, data, state, batch, kind)
         info, calls, numbers, keys = found
         inputs = LayerInputs(numbers, keys, kind.adapts, dynamics.fresh(kind))
         work = [(task, task.state(state), calls[task.name]) for task in self.tasks]

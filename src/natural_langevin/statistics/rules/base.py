@@ -105,36 +105,23 @@ class Patches:
     size: tuple[int, ...] | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        padded = F.pad(x, self.pad, mode=self.mode)
-        return patches(padded, self.kernel, self.stride, self.dilation, self.groups, self.size)
-
-
-def patches(
-    x: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    size: Sequence[int] | None = None,
-) -> Tensor:
-    """(n, C, *pixels) -> a view (n, group, C / group, *kernel, *positions), cropped to ``size``."""
-    spatial = len(kernel)
-    for axis in range(spatial):
-        span = dilation[axis] * (kernel[axis] - 1) + 1
-        x = x.unfold(2 + axis, span, stride[axis])[..., :: dilation[axis]]
-        if size is not None:
-            x = x.narrow(2 + axis, 0, size[axis])
-    front = [0, 1, 2, *range(3 + spatial, 3 + 2 * spatial), *range(3, 3 + spatial)]
-    return x.unflatten(1, (groups, -1)).permute(front)
+        """A view of what is padded, cropped to ``size``."""
+        x, spatial = F.pad(x, self.pad, mode=self.mode), len(self.kernel)
+        for axis, (kernel, step) in enumerate(zip(self.kernel, self.dilation, strict=True)):
+            x = x.unfold(2 + axis, step * (kernel - 1) + 1, self.stride[axis])[..., ::step]
+            if self.size is not None:
+                x = x.narrow(2 + axis, 0, self.size[axis])
+        front = [0, 1, 2, *range(3 + spatial, 3 + 2 * spatial), *range(3, 3 + spatial)]
+        return x.unflatten(1, (self.groups, -1)).permute(front)
 
 
 @lru_cache(maxsize=64)
 def patch_table(unfold: Patches, shape: tuple[int, ...]) -> Tensor:
-    """(position, input of a patch): which number of a sample (C, *pixels), the one behind the last
-    for what is padded with zeros. Of one group."""
+    """(position, input of a patch), group after group: which number of a sample (C, *pixels), the
+    one behind the last for what is padded with zeros."""
     count = math.prod(shape)
     numbers = torch.arange(1, count + 1, dtype=torch.float64, device="cpu").reshape(1, *shape)
-    found = by_position(unfold(numbers))[0, 0].long()
+    found = by_position(unfold(numbers))[0].flatten(0, 1).long()
     return torch.where(found > 0, found - 1, count).to(torch.int32).contiguous()
 
 

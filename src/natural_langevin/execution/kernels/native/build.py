@@ -21,7 +21,6 @@ import tempfile
 import time
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +29,7 @@ from natural_langevin._internal import atomic
 from natural_langevin._internal.cache_root import cache_root
 from natural_langevin.execution.kernels.native import compiler
 from natural_langevin.execution.kernels.native.compiler import NoLibraryError
-from natural_langevin.execution.kernels.native.layout import Layer, Run
+from natural_langevin.execution.kernels.native.layout import Layer, LinearUpdate, Run, SampleSums
 
 log = logging.getLogger("natural_langevin")
 
@@ -188,15 +187,20 @@ def _processor() -> str:
 
 
 def _load(path: Path, dtype: torch.dtype) -> ctypes.CDLL:
-    found = ctypes.CDLL(str(path))
+    found, number, memory = ctypes.CDLL(str(path)), ctypes.c_int64, ctypes.c_void_p
     try:
-        sizes = [found.layout_bytes(which) for which in (0, 1)] + [found.real_bytes()]
-        found.workspace_bytes.restype = found.forward_bytes.restype = ctypes.c_int64
-        found.run_steps.restype = found.network_outputs.restype = None
-        found.network_outputs.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int64, ctypes.c_void_p]
+        sizes = [found.layout_bytes(which) for which in range(4)] + [found.real_bytes()]
+        for sized in ("workspace_bytes", "forward_bytes", "linear_update", "sample_sums"):
+            found[sized].restype = number
+        for nothing in ("run_steps", "network_outputs", "key_normals"):
+            found[nothing].restype = None
+        found.network_outputs.argtypes = [memory] * 2 + [number, memory]
+        found.linear_update.argtypes = [memory, number, number]
+        found.sample_sums.argtypes = [memory, number]
+        found.key_normals.argtypes = [number] * 4 + [memory] * 2
     except AttributeError as error:
         raise OSError(f"{path.name} lacks a function: {error}") from error
-    if sizes != [ctypes.sizeof(Run), ctypes.sizeof(Layer), dtype.itemsize]:
+    if sizes != [*map(ctypes.sizeof, (Run, Layer, LinearUpdate, SampleSums)), dtype.itemsize]:
         raise OSError(f"{path.name} belongs to another version")
     return found
 
@@ -205,25 +209,14 @@ def _load(path: Path, dtype: torch.dtype) -> ctypes.CDLL:
 _SURPLUS = 512
 
 
-@cache
-def _draw() -> Any:
-    """The library's function, or None where there is no library."""
-    found = library(torch.float32)
-    if found is None:
-        return None
-    found.key_normals.argtypes = [ctypes.c_int64] * 4 + [ctypes.c_void_p] * 2
-    found.key_normals.restype = None
-    return found.key_normals
-
-
 def native_normal(key: Tensor, count: int, start: int) -> Tensor | None:
     """The normals of ``random.normal`` by the library, a tenth of the time of plain operations:
     draws ``start`` to ``start + count`` of every key (..., 2), float32, (..., count); None where
     there is none."""
-    draw = _draw()
-    if draw is None:
+    found = library(torch.float32)
+    if found is None:
         return None
     room, out = torch.empty(count + _SURPLUS), torch.empty(*key.shape[:-1], count)
     for words, row in zip(key.reshape(-1, 2).tolist(), out.view(-1, count), strict=True):
-        draw(*words, start, count, room.data_ptr(), row.data_ptr())
+        found.key_normals(*words, start, count, room.data_ptr(), row.data_ptr())
     return out

@@ -625,7 +625,10 @@ void run_steps(const Run *run, const Layer *layers) {
     for (int64_t k = 1; k < started; ++k) pthread_join(workers[k].thread, 0);
 }
 
-int64_t layout_bytes(int64_t which) { return which ? sizeof(Layer) : sizeof(Run); }
+// Of what Python hands over (layout.py).
+int64_t layout_bytes(int64_t which) {
+    return (const int64_t[]){sizeof(Run), sizeof(Layer), sizeof(LinearUpdate), sizeof(SampleSums)}[which];
+}
 int64_t real_bytes(void) { return sizeof(real); }
 
 // The draws themselves, for tests.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from natural_langevin.dynamics.base import Info, State
 from natural_langevin.dynamics.descent import Descent
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import RatesTable
+from natural_langevin.execution.kernels.layer import squares_in
 from natural_langevin.execution.kernels.native import settings
 from natural_langevin.execution.kernels.native.build import DTYPES, library
 from natural_langevin.execution.kernels.native.layout import (
@@ -154,7 +154,7 @@ class NativeMLP:
     def _check_settings(self) -> None:
         gradients = self.dynamics.gradients
         settings.refuse_indirect(gradients)
-        self._metric, self._second = settings.metric(self.dynamics.preconditioner)
+        self._metric = settings.metric(self.dynamics.preconditioner)
         drawn = self.dynamics.preconditioner.targets == "model"
         self._likelihood = settings.likelihood(gradients.likelihood, drawn=drawn)
 
@@ -290,8 +290,7 @@ class NativeMLP:
             raise UnsupportedError("a state whose tensors are not contiguous, or of several dtypes")
         if not set(state.params) <= {name for spec in self.specs for _, name in _tensors(spec)}:
             raise UnsupportedError("parameters that the network does not use")
-        second = state.metric.get(self._second, {}) if self._second else {}
-        cross: Mapping[str, Any] = state.metric.get("cross", {})
+        second, cross = squares_in(state), state.metric.get("cross", {})
         for layer, spec in zip(self._layers, self.specs, strict=True):
             for k, name in _tensors(spec):
                 if name in state.params:

@@ -1,4 +1,4 @@
-"""``struct Layer`` and ``struct Run`` of layout.h: every field is eight bytes wide."""
+"""What the library is handed, as its headers have it: every field is eight bytes wide."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def pointer(tensor: Tensor | None) -> int | None:
 
 
 class Layer(ctypes.Structure):
-    """One layer and the activation behind it."""
+    """One layer and the activation behind it (layout.h)."""
 
     _fields_ = [
         ("kind", c_int64),
@@ -67,7 +67,7 @@ class Layer(ctypes.Structure):
 
 
 class Run(ctypes.Structure):
-    """The steps of one call."""
+    """The steps of one call (layout.h)."""
 
     _fields_ = [
         ("chains", c_int64),
@@ -114,3 +114,30 @@ class Run(ctypes.Structure):
         ("loss", c_void_p),
         ("workspace", c_void_p),
     ]
+
+
+class LinearUpdate(ctypes.Structure):
+    """The update of one weight and its bias (linear.h)."""
+
+    _fields_ = (
+        [(n, c_int64) for n in ("chains", "out", "in")]
+        + [("start", PAIR)]
+        + [(n, c_int64) for n in ("metric", "adapts", "fresh", "baoab")]
+        + [("share", c_double)]
+        + [(n, c_void_p) for n in ("gradient", "squares", "products")]
+        + [(n, c_void_p) for n in ("bias_gradient", "bias_square")]
+        + [("batch", c_int64), ("scale", c_double)]
+        + [(n, c_void_p) for n in ("a", "delta", "fisher")]
+        + [(n, POINTERS) for n in ("theta", "mean", "momentum", "second")]
+        + [(n, c_void_p) for n in ("cross", "prior", "damping", "numbers", "keys")]
+    )
+
+
+class SampleSums(ctypes.Structure):
+    """Sums over samples of one map's gradients (sums.h)."""
+
+    _fields_ = (
+        [(n, c_int64) for n in ("chains", "batch", "out", "in", "inputs", "positions", "apart")]
+        + [(n, c_void_p) for n in ("a", "delta", "bias", "table")]
+        + [("sums", c_void_p * 3)]
+    )

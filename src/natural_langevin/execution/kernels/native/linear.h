@@ -11,7 +11,7 @@
 #include "threads.h"
 #include "update.h"
 
-// What Python hands over (execution/kernels/cpu_linear.py), all fields eight bytes wide.
+// What Python hands over (layout.py), all fields eight bytes wide.
 typedef struct {
     int64_t chains, out, in;
     int64_t start[2];                         // of weight and bias in the noise stream
@@ -217,7 +217,5 @@ int64_t linear_update(const LinearUpdate *const *layers, int64_t count, int64_t 
     free(memory);
     return 0;
 }
-
-int64_t linear_bytes(void) { return sizeof(LinearUpdate); }
 
 #endif

@@ -34,10 +34,11 @@ PROOFS = Proofs()
 
 def plan_native(
     dynamics: LangevinDynamics, state: State, stream: Stream, rates: RatesTable, num_data: float
-) -> NativeMLP | None:
-    """The native engine for this run, or None: then the general way is as right, and slower."""
+) -> NativeMLP | str:
+    """The native engine for this run, or why it does not take it: then the general way is as right,
+    and slower."""
     if "mlp" not in dynamics.kernels:
-        return None
+        return "it does not support this dynamics, metric or prior"
     try:
         native = NativeMLP(dynamics, state, stream, rates, num_data)
         known = PROOFS.known(dynamics, stream)
@@ -45,22 +46,8 @@ def plan_native(
             PROOFS.add(dynamics, stream)
             return native
     except UnsupportedError as reason:
-        log.debug("not by the native engine: %s", reason)
-        return None
-    log.warning("the native engine disagrees with the reference on this network: not used")
-    return None
-
-
-def why_not_native(
-    dynamics: LangevinDynamics, state: State, stream: Stream, rates: RatesTable, num_data: float
-) -> str:
-    """Why the native engine does not take a run that ``plan_native`` has refused."""
-    if "mlp" not in dynamics.kernels:
-        return "it does not support this dynamics, metric or prior"
-    try:
-        NativeMLP(dynamics, state, stream, rates, num_data)
-    except UnsupportedError as reason:
         return str(reason)
+    log.warning("the native engine disagrees with the reference on this network: not used")
     return "it disagrees with the reference"
 
 

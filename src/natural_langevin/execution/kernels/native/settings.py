@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin import likelihoods, preconditioners, priors
+from natural_langevin.execution.kernels.layer import KINDS
 from natural_langevin.execution.kernels.native.layout import (
     LIKELIHOODS,
     METRICS,
@@ -36,28 +37,18 @@ def refuse_indirect(gradients: Gradients) -> None:
         raise UnsupportedError("clipped gradients or reduced precision")
 
 
-#: The metric's number, and the group of its state that holds J's diagonal.
-_METRICS = {
-    "Euclidean": ("euclidean", None),
-    "RMSProp": ("rmsprop", "square"),
-    "DiagonalFisher": ("diagonal", "second"),
-    "QuasiDiagonalFisher": ("quasi-diagonal", "second"),
-    "UnitFisher": ("unit", "second"),
-}
-
-
 def _known_as(one: object, module: ModuleType) -> str:
     """The name under which a module offers exactly this type, or nothing."""
     name = type(one).__name__
     return name if getattr(module, name, None) is type(one) else ""
 
 
-def metric(preconditioner: preconditioners.Preconditioner) -> tuple[int, str | None]:
-    """The metric's number in layout.h, and the field of its state that holds the diagonal of J."""
-    found = _METRICS.get(_known_as(preconditioner, preconditioners))
-    if found is None:
+def metric(preconditioner: preconditioners.Preconditioner) -> int:
+    """The metric's number in layout.h."""
+    kinds: dict[type, str] = {**KINDS, preconditioners.UnitFisher: "unit"}
+    if type(preconditioner) not in kinds:
         raise UnsupportedError(f"the metric {preconditioner!r}")
-    return METRICS.index(found[0]), found[1]
+    return METRICS.index(kinds[type(preconditioner)])
 
 
 def _squared(value: Any) -> Tensor:

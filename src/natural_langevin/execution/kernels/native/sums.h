@@ -25,7 +25,7 @@
 #define SUM_BLOCK 72
 #define PATCH_BLOCK 288
 
-// What Python hands over (execution/kernels/cpu_sums.py), all fields eight bytes wide.
+// What Python hands over (layout.py), all fields eight bytes wide.
 typedef struct {
     int64_t chains, batch, out, in, inputs, positions;
     int64_t apart;          // numbers between the inputs of two chains; 0: all have the same
@@ -274,7 +274,5 @@ int64_t sample_sums(const SampleSums *s, int64_t threads) {
     free(crew.rooms);
     return 0;
 }
-
-int64_t sums_bytes(void) { return sizeof(SampleSums); }
 
 #endif

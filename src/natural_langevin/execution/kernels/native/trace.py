@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from natural_langevin.execution.kernels.native.layout import ACTIVATIONS, KINDS, Layer
-from natural_langevin.statistics.rules.base import by_position, patches
+from natural_langevin.statistics.rules.base import Patches, patch_table
 
 
 class Places(NamedTuple):
@@ -52,9 +52,7 @@ def convolution(
         sides = [(m // 2, m - m // 2) for m in missing]
     else:
         sides = [(p, p) for p in _each(padding, kernel)]
-    numbers = _padded(_numbers(x), sides)
-    found = by_position(patches(numbers, kernel, stride, dilation, 1))
-    return _places("convolution", found[0, 0], x)
+    return _windows("convolution", x, kernel, stride, sides, dilation, 1)
 
 
 def pool(
@@ -64,10 +62,7 @@ def pool(
     kernel = _each(kernel_size, x.shape[2:])
     stride = kernel if stride is None or stride == [] else _each(stride, kernel)
     sides = [(p, p) for p in _each(padding, kernel)]
-    found = patches(
-        _padded(_numbers(x), sides), kernel, stride, _each(dilation, kernel), x.shape[1]
-    )
-    return _places(kind, by_position(found)[0].flatten(0, 1), x)
+    return _windows(kind, x, kernel, stride, sides, _each(dilation, kernel), x.shape[1])
 
 
 def adaptive_pool(kind: str, x: Tensor, output_size: Any) -> Places:
@@ -85,7 +80,8 @@ def reduction(kind: str, x: Tensor, dim: Any) -> Places:
     if 0 in axes or not axes:
         raise UnknownPlacesError
     kept = [d for d in range(1, x.ndim) if d not in axes]
-    found = _numbers(x)[0].permute([d - 1 for d in (*kept, *sorted(axes))])
+    numbers = torch.arange(x[0].numel()).reshape(x.shape[1:])
+    found = numbers.permute([d - 1 for d in (*kept, *sorted(axes))])
     outputs = torch.Size(x.shape[d] for d in kept).numel()
     return _places(kind, found.reshape(outputs, -1), x)
 
@@ -98,12 +94,13 @@ def _each(value: Any, like: Sequence[int]) -> list[Any]:
     return values
 
 
-def _numbers(x: Tensor) -> Tensor:
-    return torch.arange(x[0].numel()).reshape(1, *x.shape[1:])
-
-
-def _padded(numbers: Tensor, sides: list[tuple[int, int]]) -> Tensor:
-    return F.pad(numbers, [n for side in reversed(sides) for n in side], value=numbers.numel())
+def _windows(
+    kind: str, x: Tensor, kernel: Any, stride: Any, sides: Any, dilation: Any, groups: int
+) -> Places:
+    """``sides``: how many zeros there are before and behind every axis of pixels."""
+    pad = tuple(n for side in reversed(sides) for n in side)
+    unfold = Patches(pad, "constant", tuple(kernel), tuple(stride), tuple(dilation), groups)
+    return _places(kind, patch_table(unfold, tuple(x.shape[1:])).clone(), x)
 
 
 def _places(kind: str, table: Tensor, x: Tensor) -> Places:

@@ -43,15 +43,15 @@ PROOFS = Proofs()
 def plan_whole_steps(
     dynamics: LangevinDynamics, state: State, stream: Stream, rates: RatesTable, num_data: float
 ) -> Any:
-    """The executor for this run, or None: then the general way is as right, and slower."""
+    """The executor for this run, or why there is none: then the general way is as right, and
+    slower."""
     device = state.step.device
     if device.type not in DEVICES or "mlp" not in dynamics.kernels:
-        return None
+        return "it does not support this device, dynamics, metric or prior"
     if type(dynamics) is not LangevinDynamics or not isinstance(stream, InMemory):
-        return None
+        return "it does not support this dynamics or stream"
     if len(rates) * (SAVED_BY_STEP + SAVED_BY_CHAIN * state.chains) < LEAST_GAIN:
-        log.debug("not by whole steps: building the kernel would take longer than it saves")
-        return None
+        return "building the kernel would take longer than it saves"
     try:
         gpu_build.wait(device)
         from natural_langevin.execution.kernels.whole_steps.executor import WholeSteps
@@ -63,15 +63,14 @@ def plan_whole_steps(
             return found
         reason = f"they disagree on {wrong}"
     except UnsupportedError as unknown:
-        log.debug("not by whole steps: %s", unknown)
-        return None
+        return str(unknown)
     except Exception as error:  # no Triton, a driver it cannot work with, or too little memory
         reason = first_line(error)
     log.warning(
         "no whole steps in Triton (%s): using kernels for single layers and plain operations",
         reason,
     )
-    return None
+    return reason
 
 
 def disagrees(found: Any, state: State) -> str:

@@ -15,19 +15,20 @@ weights. All choose by BatchBALD among the same images.
 
 from __future__ import annotations
 
-import argparse
-import json
-import multiprocessing
+import functools
+import itertools
+import math
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lab.command import add_device, study
+from lab.results import complete
 from natural_langevin import (
     Langevin,
     Posterior,
@@ -38,13 +39,13 @@ from natural_langevin import (
     preconditioners,
     priors,
 )
-from natural_langevin.cli.experiments.origin import origin
 
 # Digits -------------------------------------------------------------------------------------------
 
 #: Steps, burn-in and thinning: the page's own, and those of a chain that has forgotten its start.
 LENGTHS = {"short": (150, 75, 5), "long": (3000, 1000, 40)}
 RULES = ("random", "bald", "bald, 4 x 5", "batch bald")
+FORTY = "40 labels"
 
 
 def digits_posterior(labelled: Tensor, seed: int, length: str) -> Any:
@@ -75,45 +76,43 @@ def together(samples: Tensor, labelled: Tensor, count: int, among: int = 400) ->
     return some[metrics.batch_bald(samples[:, some].cpu(), count)[0].to(some.device)]
 
 
-def digits_round(seed: int) -> list[dict[str, Any]]:
-    """Held-out NLL after 60 labels by rule, and how alike the twenty are."""
-    known = data.digits()
+@functools.cache
+def first_forty(seed: int, length: str) -> tuple[Tensor, Any]:
+    """The labels to begin with, and their posterior."""
     first = torch.randperm(1437, generator=torch.Generator().manual_seed(seed))[:40]
-    rows = []
-    for length in LENGTHS:
-        before = digits_posterior(first, seed, length)
-        samples = before.predict(known.train_x, calibrated=False).samples
-        for rule in RULES:
-            new = torch.tensor([], dtype=torch.long)
-            if rule == "random":
-                order = torch.randperm(1437, generator=torch.Generator().manual_seed(40 + seed))
-                new = order[~torch.isin(order, first)][:20]
-            elif rule == "bald, 4 x 5":
-                now = samples
-                for _ in range(4):
-                    labelled = torch.cat([first, new])
-                    new = torch.cat([new, bald(now, labelled, 5)])
-                    after = digits_posterior(torch.cat([first, new]), seed, length)
-                    now = after.predict(known.train_x, calibrated=False).samples
-            else:
-                new = (bald if rule == "bald" else together)(samples, first, 20)
-            after = digits_posterior(torch.cat([first, new]), seed, length)
-            p = after.predict(known.test_x, calibrated=False).mean
-            chosen = known.train_x[new]
-            apart = torch.cdist(chosen, chosen) + 1e9 * torch.eye(20)
-            rows.append({
-                "seed": seed, "length": length, "rule": rule,
-                "nll": float(metrics.nll(p, known.test_y)),
-                "accuracy": float((p.argmax(1) == known.test_y).double().mean()),
-                "classes": len(set(known.train_y[new].tolist())),
-                "nearest": float(apart.min(1).values.mean()),
-            })  # fmt: skip
+    return first, digits_posterior(first, seed, length)
+
+
+def digits_row(seed: int, length: str, rule: str) -> dict[str, Any]:
+    """Held-out NLL after 60 labels by a rule, and how alike the twenty are; or after the first."""
+    known = data.digits()
+    first, before = first_forty(seed, length)
+    row: dict[str, Any] = {"seed": seed, "length": length, "rule": rule}
+    if rule == FORTY:
         mean = before.predict(known.test_x, calibrated=False).mean
-        rows.append({
-            "seed": seed, "length": length, "rule": "40 labels",
-            "nll": float(metrics.nll(mean, known.test_y)),
-        })  # fmt: skip
-    return rows
+        return row | {"nll": float(metrics.nll(mean, known.test_y))}
+    samples = before.predict(known.train_x, calibrated=False).samples
+    new = torch.tensor([], dtype=torch.long)
+    if rule == "random":
+        order = torch.randperm(1437, generator=torch.Generator().manual_seed(40 + seed))
+        new = order[~torch.isin(order, first)][:20]
+    elif rule == "bald, 4 x 5":
+        for _ in range(4):
+            new = torch.cat([new, bald(samples, torch.cat([first, new]), 5)])
+            after = digits_posterior(torch.cat([first, new]), seed, length)
+            samples = after.predict(known.train_x, calibrated=False).samples
+    else:
+        new = (bald if rule == "bald" else together)(samples, first, 20)
+    after = digits_posterior(torch.cat([first, new]), seed, length)
+    p = after.predict(known.test_x, calibrated=False).mean
+    chosen = known.train_x[new]
+    apart = torch.cdist(chosen, chosen) + 1e9 * torch.eye(20)
+    return row | {
+        "nll": float(metrics.nll(p, known.test_y)),
+        "accuracy": float((p.argmax(1) == known.test_y).double().mean()),
+        "classes": len(set(known.train_y[new].tolist())),
+        "nearest": float(apart.min(1).values.mean()),
+    }
 
 
 # MNIST --------------------------------------------------------------------------------------------
@@ -271,8 +270,9 @@ def predictor(posterior: Posterior) -> Callable[[Tensor], Tensor]:
 
 
 def mnist_run(
-    way: str, seed: int, device: str, steps: int, most: int, pool: int, test: int, seconds: float
-) -> dict[str, Any]:
+    way: str, seed: int, *, device: str, steps: int, most: int, pool: int, test: int,
+    seconds: float,
+) -> dict[str, Any]:  # fmt: skip
     """Accuracy on the test images after every round, until three in a row are at the goal."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -324,57 +324,33 @@ def mnist_run(
     return {"way": way, "seed": seed, "labels to 95 %": first, "rounds": rounds}
 
 
-def _task(task: tuple[Any, ...]) -> list[dict[str, Any]]:
-    return digits_round(*task) if len(task) == 1 else [mnist_run(*task)]
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = study(__doc__, jobs="runs")
+    add_device(parser)
     parser.add_argument("what", choices=("digits", "mnist"))
-    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=None)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, default=1000, help="of a posterior on MNIST")
     parser.add_argument("--most", type=int, default=MOST, help="labels at which a run ends")
     parser.add_argument("--pool", type=int, default=POOL)
     parser.add_argument("--test", type=int, default=10_000, help="fewer test images, to try it")
     parser.add_argument(
-        "--seconds", type=float, default=1e9, help="after which runs end as they are"
+        "--seconds", type=float, default=math.inf, help="after which runs end as they are"
     )
     asked = parser.parse_args()
     seeds = range(asked.seeds or (10 if asked.what == "digits" else 3))
-    settings: dict[str, Any] = {"lengths": LENGTHS}
-    tasks: list[tuple[Any, ...]] = [(seed,) for seed in seeds]
-    if asked.what == "mnist":
-        settings = {"steps": asked.steps, "pool": asked.pool, "networks": NETWORKS, "goal": GOAL}
-        tasks = [
-            (
-                way,
-                seed,
-                asked.device,
-                asked.steps,
-                asked.most,
-                asked.pool,
-                asked.test,
-                asked.seconds,
-            )
-            for seed in seeds
-            for way in asked.ways
-        ]
-    began, rows = time.monotonic(), list[dict[str, Any]]()
-    results = origin(asked.device) | {"script": "lab/active_learning.py", "settings": settings}
-    with multiprocessing.get_context("spawn").Pool(asked.jobs) as pool:
-        pending = [pool.apply_async(_task, (task,)) for task in tasks]
-        while pending and time.monotonic() - began < asked.seconds + 60:
-            for one in [p for p in pending if p.ready()]:
-                rows += one.get()
-                pending.remove(one)
-                asked.out.write_text(json.dumps(results | {"rows": rows}, indent=1) + "\n")
-            time.sleep(0.2)
-        pool.terminate()
-    print(f"{time.monotonic() - began:.0f} s, {len(pending)} runs left out")
+    if asked.what == "digits":
+        items = itertools.product(seeds, LENGTHS, (*RULES, FORTY))
+        by = ("seed", "length", "rule")
+        complete(asked.out, {"lengths": LENGTHS}, items, digits_row, by=by, jobs=asked.jobs)
+        return
+    settings = {"steps": asked.steps, "pool": asked.pool, "networks": NETWORKS, "goal": GOAL}
+    names = ("device", "steps", "most", "pool", "test", "seconds")
+    work = functools.partial(mnist_run, **{name: getattr(asked, name) for name in names})
+    complete(
+        asked.out, settings, [(way, seed) for seed in seeds for way in asked.ways], work,
+        by=("way", "seed"), jobs=asked.jobs, device=asked.device, seconds=asked.seconds,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

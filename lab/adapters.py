@@ -25,6 +25,7 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
@@ -33,11 +34,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.command import at_least
-from lab.jobs import side_by_side
-from lab.results import open_results, write_results
+from lab.command import at_least, study
+from lab.results import complete
 from natural_langevin import Langevin, likelihoods, metrics
-from natural_langevin.cli.experiments.origin import origin
 
 WINDOW, CLASSES, LINES, HELD_OUT, TEST, DRAWS = 48, 4, 200, 40, 2000, 30
 SIGNS = {",": 0, ".": 1, "?": 2, "!": 2}
@@ -370,9 +369,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     """Writes a row for every seed."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = study(__doc__, jobs="seeds")
     parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seeds", type=at_least(1), default=5)
     parser.add_argument("--seconds", type=float, default=20.0, help="of every method")
@@ -380,18 +378,15 @@ def main() -> None:
     parser.add_argument("--width", type=at_least(4), default=128)
     parser.add_argument("--depth", type=at_least(1), default=4)
     parser.add_argument("--only", nargs="+", choices=list(METHODS), default=list(METHODS))
-    parser.add_argument("--jobs", type=at_least(1), default=1, help="seeds side by side")
     given = parser.parse_args()
     settings = {k: getattr(given, k) for k in ("seconds", "pretraining", "width", "depth")}
-    results = open_results(given.out, settings, [], ValueError)
-    done = {known["seed"] for known in results["rows"]}
     data = corpus(given.text)
     base = pretrained(data, given).cpu()
     work = partial(_on_device, base=base, data=data, given=given)
-    for found in side_by_side(work, [s for s in range(given.seeds) if s not in done], given.jobs):
-        rows = sorted([*results["rows"], found], key=lambda known: known["seed"])
-        results |= {"rows": rows, "origin": origin(given.device), "summary": summary(rows)}
-        write_results(given.out, results)
+    results = complete(
+        given.out, settings, product(range(given.seeds)), work, by=("seed",), jobs=given.jobs,
+        device=given.device, summary=summary,
+    )  # fmt: skip
     print(results.get("summary"), flush=True)
 
 

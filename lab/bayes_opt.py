@@ -13,20 +13,22 @@ noise: of 16 values of Branin it is .06 sure where it errs by .5.)
 
 from __future__ import annotations
 
-import argparse
 import json
-import multiprocessing
+import math
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lab.command import study
+from lab.results import complete
 from natural_langevin import Langevin, Posterior, likelihoods, models, priors
-from natural_langevin.cli.experiments.origin import origin
+from natural_langevin._internal.extras import new_figure
 
 #: Dimension, and rounds of two points each.
 FUNCTIONS = {"Branin": (2, 12), "Hartmann": (6, 20), "Ackley": (10, 20)}
@@ -117,17 +119,12 @@ def optimise(name: str, method: str, seed: int, rounds: int | None = None) -> di
     }  # fmt: skip
 
 
-def _task(task: tuple[str, str, int, int | None]) -> dict[str, Any]:
-    return optimise(*task)
-
-
 def draw(results: dict[str, Any], path: Path) -> None:
     """Median and quartiles of the regret over seeds, by evaluations."""
-    import matplotlib.pyplot as plt
-
     colours = dict(zip(METHODS, ("#3f51b5", "#d81b60", "#999999"), strict=True))
     words = {"networks": "posterior of networks", "process": "Gaussian process", "sobol": "Sobol"}
-    figure, row = plt.subplots(1, 3, figsize=(10, 3.1), layout="constrained")
+    figure = new_figure(figsize=(10, 3.1))
+    row = figure.subplots(1, 3)
     for axes, name in zip(row, FUNCTIONS, strict=True):
         for method in METHODS:
             own = [r for r in results["rows"] if (r["function"], r["method"]) == (name, method)]
@@ -147,42 +144,29 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("results/bayes-opt.json"))
-    parser.add_argument("--jobs", type=int, default=1)
+    parser = study(__doc__, "results/bayes-opt.json", jobs="runs")
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
     parser.add_argument("--rounds", type=int, default=None, help="fewer, to try it")
     parser.add_argument("--functions", nargs="*", default=list(FUNCTIONS))
     parser.add_argument("--picture", type=Path, default=None, help="only draw what --out holds")
-    parser.add_argument("--seconds", type=float, default=1e9, help="what is not done then is left")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no run begins later")
     asked = parser.parse_args()
     if asked.picture is not None:
         draw(json.loads(asked.out.read_text()), asked.picture)
         return
     tasks = [
-        (name, method, seed, asked.rounds)
+        (name, method, seed)
         for seed in range(asked.seeds)  # seed by seed: whatever is left out is left out of all
         for name in sorted(asked.functions, key=lambda name: -FUNCTIONS[name][0])
         for method in METHODS
     ]
-    began, rows = time.monotonic(), list[dict[str, Any]]()
-    with multiprocessing.get_context("spawn").Pool(asked.jobs) as pool:
-        for row in pool.imap_unordered(_task, tasks):
-            rows.append(row)
-            rows.sort(key=lambda r: (r["function"], r["method"], r["seed"]))
-            settings = {
-                "steps": STEPS,
-                "prior": "N(0, 1)",
-                "together": TOGETHER,
-                "functions": FUNCTIONS,
-            }
-            results = origin("cpu") | {"script": "lab/bayes_opt.py", "settings": settings}
-            asked.out.write_text(json.dumps(results | {"rows": rows}, indent=1) + "\n")
-            print(f"{time.monotonic() - began:.0f} s", row["function"], row["method"], row["seed"],
-                  row["regret"][-1], row["seconds"], flush=True)  # fmt: skip
-            if time.monotonic() - began > asked.seconds:
-                pool.terminate()
-                return
+    settings = {
+        "steps": STEPS, "prior": "N(0, 1)", "together": TOGETHER, "functions": FUNCTIONS,
+    }  # fmt: skip
+    complete(
+        asked.out, settings, tasks, partial(optimise, rounds=asked.rounds),
+        by=("function", "method", "seed"), jobs=asked.jobs, seconds=asked.seconds,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

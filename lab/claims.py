@@ -114,8 +114,8 @@ def nuts_table(d: Any) -> str:
 
 
 def posteriordb(d: Any) -> Values:
-    cells = [c for c in d["cells"] if c["metric"] == "default"]
-    claimed = [c for c in d["cells"] if c["claimed"]]
+    cells = [c for c in d["rows"] if c["metric"] == "default"]
+    claimed = [c for c in d["rows"] if c["claimed"]]
     return {
         "models": len({c["model"] for c in cells}), "mean": max(c["mean"] for c in cells),
         "sd": 100 * max(c["sd"] for c in cells), "claimed": len(claimed),
@@ -605,7 +605,7 @@ def decided() -> str:
 
 def moons(rows: list[tuple[str, str, str]]) -> str:
     """Cost, speed and width on the two moons, of (title, dynamics, metric)."""
-    cells = {(c["kind"], c["dynamics"], c["metric"]): c for c in results("samplers")["cells"]}
+    cells = {(c["kind"], c["dynamics"], c["metric"]): c for c in results("samplers")["rows"]}
     found = []
     for title, dynamics, metric in rows:
         cost_of, c = (cells[kind, dynamics, metric] for kind in ("cost", "moons"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,14 +21,30 @@ class CommandError(ValueError):
     """An option that cannot be had."""
 
 
-def options(name: str, about: str, *, out: str) -> argparse.ArgumentParser:
-    """A parser with what every command takes: --out, --page, --plot and --device."""
-    parser = argparse.ArgumentParser(prog=f"python -m lab.{name}", description=about)
-    parser.add_argument("--out", type=Path, default=Path(out), help="the results; it goes on")
-    parser.add_argument("--page", type=Path, help="a page whose table to replace")
-    parser.add_argument("--plot", type=Path, help="draw a picture (SVG, PNG)")
+def study(about: str | None, out: str | None = None, *, jobs: str = "") -> argparse.ArgumentParser:
+    """A parser with --out, which must be given where there is no usual place for it, and --jobs:
+    how many of what ``jobs`` names are run at a time."""
+    parser = argparse.ArgumentParser(description=about)
+    place: dict[str, Any] = {"required": True} if out is None else {"default": Path(out)}
+    parser.add_argument("--out", type=Path, help="the results; it goes on", **place)
+    if jobs:
+        parser.add_argument("--jobs", type=at_least(1), default=1, help=f"{jobs} side by side")
+    return parser
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """--device, a GPU where there is one."""
     default = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=default, help="cpu, cuda, cuda:0, ...")
+
+
+def options(name: str, about: str, *, out: str) -> argparse.ArgumentParser:
+    """A parser with --out, --page, --plot and --device."""
+    parser = study(about, out)
+    parser.prog = f"python -m lab.{name}"
+    parser.add_argument("--page", type=Path, help="a page whose table to replace")
+    parser.add_argument("--plot", type=Path, help="draw a picture (SVG, PNG)")
+    add_device(parser)
     return parser
 
 
@@ -56,6 +73,24 @@ def seconds(text: str) -> float:
 def say(line: str) -> None:
     """Progress, which is no part of what a command prints."""
     print(line, file=sys.stderr, flush=True)
+
+
+class Heard(logging.Handler):
+    """What the library says inside a ``with``, from a level on."""
+
+    def __init__(self, level: int = logging.NOTSET) -> None:
+        super().__init__(level)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+    def __enter__(self) -> Heard:
+        logging.getLogger("natural_langevin").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("natural_langevin").removeHandler(self)
 
 
 def guarded(command: Callable[[], None]) -> None:

@@ -20,6 +20,7 @@ STARTED = time.perf_counter()
 import torch  # noqa: E402
 
 TORCH = time.perf_counter()
+from lab.gpu import synchronise  # noqa: E402
 from lab.speed.ours import sampler  # noqa: E402
 from lab.speed.problems import problem  # noqa: E402
 from natural_langevin import preconditioners  # noqa: E402
@@ -27,11 +28,6 @@ from natural_langevin.dynamics import Underdamped  # noqa: E402
 
 IMPORTED = time.perf_counter()
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def synchronise() -> None:
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
 
 
 def prepared(
@@ -52,10 +48,10 @@ def timed(engine: Any, state: Any, chains: int, seconds: float = 0.15) -> float:
     """Microseconds per chain and step: the median of three."""
     done, found, count = 30, [], 20
     for _ in range(4):
-        synchronise()
+        synchronise(DEVICE)
         before = time.perf_counter()
         state, _ = engine.run(state, done, count)
-        synchronise()
+        synchronise(DEVICE)
         took = time.perf_counter() - before
         done, found = done + count, [*found, took / count / chains * 1e6]
         count = max(20, min(4000, int(seconds / (took / count))))
@@ -72,7 +68,7 @@ def profiled(engine: Any, state: Any, count: int = 20) -> dict[str, Any]:
 
     with profile(activities=[ProfilerActivity.CUDA]) as record:
         engine.run(state, 15_000, count)
-        synchronise()
+        synchronise(DEVICE)
     events = [e for e in record.events() if e.device_type.name == "CUDA"]
     kernels: dict[str, list[float]] = {}
     for event in events:
@@ -126,7 +122,7 @@ def first() -> None:
     marks = {"torch": TORCH - STARTED, "library": IMPORTED - TORCH}
 
     def mark(name: str, before: float) -> float:
-        synchronise()
+        synchronise(DEVICE)
         now = time.perf_counter()
         marks[name] = now - before
         return now

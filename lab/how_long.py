@@ -16,8 +16,6 @@ import argparse
 import json
 import os
 import resource
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -25,10 +23,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from lab.command import say
+from lab.gpu import synchronise
+from lab.jobs import NoAnswerError, answer, started
+from lab.results import write_results
 from lab.speed_networks import PROBLEMS, Problem, langevin
-from natural_langevin._internal.provenance import versions
-
-ROOT = Path(__file__).resolve().parent.parent
+from natural_langevin._internal.capacity import in_memory
+from natural_langevin.cli.experiments.origin import origin
 
 
 def _head() -> nn.Module:
@@ -65,18 +66,15 @@ def peak(device: torch.device) -> float:
 
 
 def clock(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        return time.perf_counter()
-    return time.process_time()
+    synchronise(device)
+    return time.perf_counter() if device.type == "cuda" else time.process_time()
 
 
 def measure(name: str, chains: int, device: torch.device, seconds: float) -> dict[str, Any]:
     """One network with so many chains: what its steps take."""
-    problem = NETWORKS[name][1]
-    data = problem.data(device)
+    task = NETWORKS[name][1].task(device)
     before = peak(device)
-    advance = langevin("QDOP", chains)(problem, data, device)
+    advance = langevin("QDOP", chains)(task)
     pace, way = float("inf"), ""
     for _ in range(8):  # the first steps trace and compile
         began = clock(device)
@@ -90,9 +88,9 @@ def measure(name: str, chains: int, device: torch.device, seconds: float) -> dic
         began = clock(device)
         advance(steps)
         rates.append((clock(device) - began) / steps)
-    weights = sum(p.numel() for p in problem.network().parameters())
+    weights = sum(p.numel() for p in task.build().parameters())
     return {
-        "network": name, "chains": chains, "weights": weights, "batch": problem.batch,
+        "network": name, "chains": chains, "weights": weights, "batch": task.batch_size,
         "seconds_per_1000_steps": [1000 * r for r in rates], "memory_bytes": peak(device) - before,
         "steps": steps, "way": way,
     }  # fmt: skip
@@ -120,31 +118,27 @@ def main() -> None:
         for chains in args.chains:
             words = ["--one", "--networks", name, "--chains", str(chains), "--device", args.device]
             words += ["--seconds", str(args.seconds), *(["--tf32"] if args.tf32 else [])]
-            done = subprocess.run([sys.executable, "-m", "lab.how_long", *words], cwd=ROOT,
-                                  capture_output=True, text=True)  # fmt: skip
-            if done.returncode:
-                print(name, chains, done.stderr.splitlines()[-1:], file=sys.stderr)
+            try:
+                rows[name, chains] = answer(started("lab.how_long", words))
+            except NoAnswerError as error:
+                say(f"{name}, {chains} chains: {error}")
                 continue
-            rows[name, chains] = json.loads(done.stdout.splitlines()[-1])
             print(rows[name, chains], flush=True)
             if args.out:
                 _write(args, device, list(rows.values()))
 
 
 def _write(args: argparse.Namespace, device: torch.device, rows: list[Any]) -> None:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    cuda = device.type == "cuda"
-    args.out.write_text(json.dumps({
+    cuda, here = device.type == "cuda", origin(args.device)
+    here["machine"] |= {
+        "threads": torch.get_num_threads(), "load": os.getloadavg()[0],
+        "memory_bytes": in_memory(device),
+    }  # fmt: skip
+    write_results(args.out, here | {
         "what": "seconds of the clock" if cuda else "CPU-seconds of all threads",
         "config": {"metric": "QDOP", "seconds": args.seconds, "tf32": args.tf32, "seed": 0},
-        "commit": commit.stdout.strip(),
-        "machine": {"device": torch.cuda.get_device_name(device) if cuda else "cpu",
-                    "cores": os.cpu_count(), "threads": torch.get_num_threads(),
-                    "load": os.getloadavg()[0],
-                    "memory_bytes": torch.cuda.get_device_properties(device).total_memory
-                    if cuda else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")},
-        "versions": versions(), "rows": rows,
-    }, indent=1) + "\n")  # fmt: skip
+        "rows": rows,
+    })  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ Nothing is sampled: see tests/law/integrator_order.py, which the tests use too.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -17,14 +15,14 @@ sys.path[:0] = [str(ROOT / "tests" / "law"), str(ROOT / "tests")]
 
 from integrator_order import ETAS, GAUSSIAN, QUARTIC, THEORY, bias, slope  # noqa: E402
 
+from lab.command import study  # noqa: E402
+from lab.results import write_results  # noqa: E402
 from natural_langevin.cli.experiments.origin import origin  # noqa: E402
 
 
 def main() -> None:
     """Writes a row for every target and integrator."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    out = parser.parse_args().out
+    out = study(__doc__).parse_args().out
     rows = []
     for (target, name), order in THEORY.items():
         biases = [bias(target, name, eta) for eta in ETAS]
@@ -35,7 +33,7 @@ def main() -> None:
             "slope": found[0], "slope_error": found[1], "step_sizes": ETAS, "bias": biases,
         })  # fmt: skip
         print(target, name, order, found)
-    out.write_text(json.dumps({"origin": origin("cpu"), "rows": rows}, indent=1) + "\n")
+    write_results(out, {"origin": origin("cpu"), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -278,27 +278,20 @@ def difference(found: State, expected: State) -> float:
 
 def check(case: Case, device: str, expected: State) -> dict[str, Any]:
     """One line of the record."""
-    started = time.monotonic()
-    try:
-        error = difference(run_case(case, device), expected)
-        problem = None if error < TOLERANCE else f"differs by {error:.1e}"
-    except Exception as trouble:  # the others are still worth checking
-        error, problem = None, f"{type(trouble).__name__}: {trouble}".split("\n")[0]
-    return case._asdict() | {
-        "difference": error, "problem": problem, "seconds": round(time.monotonic() - started, 2)
-    }  # fmt: skip
+    return case._asdict() | optimizer_check.outcome(
+        lambda: difference(run_case(case, device), expected), TOLERANCE
+    )
 
 
 def check_start(device: str) -> dict[str, Any]:
     """The row of where chains begin: an untrained network is recognised, and descended from."""
-    started = time.monotonic()
-    x, y = data(torch.float32)
     case = Case("start and way down", "quasi-diagonal", 3, "graph" if device == "cuda" else "eager")
-    problem = None
-    try:
+
+    def descended() -> float:
+        rows = data(torch.float32)
         sampler = _sampler(case._replace(dynamics="overdamped"), torch.float32, device)
-        found = starts.better(sampler.problem, (x, y), Settings().start)
-        engine, state = sampler.prepare((x, y), steps=1, batch_size=BATCH)
+        found = starts.better(sampler.problem, rows, Settings().start)
+        engine, state = sampler.prepare(rows, steps=1, batch_size=BATCH)
         assert isinstance(engine.stream, InMemory)
         before = mean_loss(sampler.frame, state, engine.stream)
         at = pytree.tree_map(torch.clone, state.params)
@@ -307,14 +300,12 @@ def check_start(device: str) -> dict[str, Any]:
         )
         gain = float((before - mean_loss(sampler.frame, end, engine.stream)).min())
         if not found[1] or gain < 0.3:
-            problem = f"went down from {found} by {gain:.2f} nats only"
-        elif any(not torch.equal(p, at[k]) for k, p in state.params.items()):
-            problem = "where it began was written over"
-    except Exception as trouble:
-        problem = f"{type(trouble).__name__}: {trouble}".split("\n")[0]
-    return case._asdict() | {
-        "difference": 0.0, "problem": problem, "seconds": round(time.monotonic() - started, 2)
-    }  # fmt: skip
+            raise RuntimeError(f"went down from {found} by {gain:.2f} nats only")
+        if any(not torch.equal(p, at[k]) for k, p in state.params.items()):
+            raise RuntimeError("where it began was written over")
+        return 0.0
+
+    return case._asdict() | optimizer_check.outcome(descended, TOLERANCE)
 
 
 def run_all(
@@ -330,11 +321,9 @@ def run_all(
         if key not in known:
             known[key] = reference(case)
         rows.append(check(case, device, known[key]))
-        problem, error = rows[-1]["problem"], rows[-1]["difference"]
-        say(f"{'ok  ' if problem is None else 'FAIL'} {case}: {problem or f'{error:.1e}'}")
+        say(optimizer_check.line(str(case), rows[-1]))
     rows.append(check_start(device))
-    problem = rows[-1]["problem"]
-    say(f"{'ok  ' if problem is None else 'FAIL'} {rows[-1]['dynamics']}: {problem or ''}")
+    say(optimizer_check.line(rows[-1]["dynamics"], rows[-1]))
     return rows if ways else rows + optimizer_check.run_all(device, say)
 
 

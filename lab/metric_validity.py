@@ -9,11 +9,10 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import logging
 import math
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,8 @@ sys.path.insert(0, str(ROOT / "tests" / "law"))
 
 from posteriordb_models import load  # noqa: E402
 
+from lab.command import study  # noqa: E402
+from lab.results import write_results  # noqa: E402
 from natural_langevin import Langevin, likelihoods, preconditioners, priors  # noqa: E402
 from natural_langevin.cli.experiments.origin import origin  # noqa: E402
 
@@ -97,23 +98,19 @@ def heated(eta: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "metric-validity.json")
-    options = parser.parse_args()
+    options = study(__doc__, str(ROOT / "results" / "metric-validity.json")).parse_args()
     logging.getLogger("natural_langevin").setLevel(logging.ERROR)
+    metrics = ("FullFisher", "UnitFisher", "QuasiDiagonalFisher", "DiagonalFisher")
+    runs: list[Any] = [
+        *(partial(rare, *of) for of in ((True, "always"), (False, "always"), (False, "burn-in"))),
+        *(partial(few, name, adapt) for name in metrics for adapt in ("always", "burn-in")),
+        *(partial(heated, eta) for eta in (0.01, 0.002)),
+    ]
     rows = []
-    for fresh, adapt in ((True, "always"), (False, "always"), (False, "burn-in")):
-        rows.append(rare(fresh, adapt))
+    for run in runs:
+        rows.append(run())
         print(rows[-1], flush=True)
-    for name in ("FullFisher", "UnitFisher", "QuasiDiagonalFisher", "DiagonalFisher"):
-        for adapt in ("always", "burn-in"):
-            rows.append(few(name, adapt))
-            print(rows[-1], flush=True)
-    for eta in (0.01, 0.002):
-        rows.append(heated(eta))
-        print(rows[-1], flush=True)
-    found = {"origin": origin("cpu"), "rows": rows}
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    write_results(options.out, {"origin": origin("cpu"), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -25,21 +25,17 @@ those of "shuffled" epochs.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from lab.command import at_least, options, say
-from lab.jobs import side_by_side
-from lab.results import open_results, write_results
+from lab.command import at_least, study
+from lab.results import complete
 from natural_langevin import Langevin, likelihoods, preconditioners, priors
-from natural_langevin.cli.experiments.origin import origin
 from natural_langevin.dynamics import Integrator, Microcanonical, State, Underdamped
 
 WEIGHTS, ROWS, CONDITION, FRICTION, STEEPNESS = 12, 1024, 100.0, 0.1, 0.1
@@ -192,8 +188,10 @@ def _in_metric(factor: Any, network: Tilted, theta: Tensor) -> Tensor:
     return A.T @ H @ A
 
 
-def row(cell: Cell) -> dict[str, Any]:
-    """The bias of a run, with its Monte-Carlo error over chains."""
+def row(*parts: Any) -> dict[str, Any]:
+    """The bias of a run, the parts of whose ``Cell`` are given, with its Monte-Carlo error over
+    chains."""
+    cell = Cell(*parts)
     precision = precision_of(cell.target)
     e = rows_of(cell.noise, precision)
     found, state = sampler_of(cell, e, precision)
@@ -241,24 +239,15 @@ def cells(seeds: int) -> list[Cell]:
 
 def main() -> None:
     """Runs the cells that the file does not have yet."""
-    parser = options("microcanonical", "Bias of minibatches.", out="results/microcanonical.json")
-    parser.add_argument("--jobs", type=at_least(1), default=1)
+    parser = study("Bias of minibatches.", "results/microcanonical.json", jobs="cells")
     parser.add_argument("--seeds", type=at_least(1), default=1)
-    given: argparse.Namespace = parser.parse_args()
+    given = parser.parse_args()
     settings = {
         "weights": WEIGHTS, "rows": ROWS, "condition": CONDITION, "friction": FRICTION,
         "steepness": STEEPNESS, "loudness": LOUDNESS, "chains": CHAINS, "burn_in": BURN_IN,
         "steps": STEPS,
     }  # fmt: skip
-    out: Path = given.out
-    results = open_results(out, settings, [], ValueError)
-    done = {tuple(r[f] for f in Cell._fields) for r in results["rows"]}
-    missing = [c for c in cells(given.seeds) if tuple(c) not in done]
-    for found in side_by_side(row, missing, given.jobs):
-        results["rows"].append(found)
-        results["rows"].sort(key=lambda r: [str(r[f]) for f in Cell._fields])
-        write_results(out, results | {"origin": origin("cpu")})
-        say(str(found))
+    complete(given.out, settings, cells(given.seeds), row, by=Cell._fields, jobs=given.jobs)
 
 
 if __name__ == "__main__":

@@ -95,22 +95,41 @@ def run(
     return [t.detach().cpu().double() for t in (*model.parameters(), *kept)]
 
 
-def check(network: str, metric: str, motion: str, way: str, device: str) -> dict[str, Any]:
-    """One line of the record."""
+def outcome(difference: Callable[[], float], tolerance: float) -> dict[str, Any]:
+    """What a row says of a comparison."""
     started, error, problem = time.monotonic(), None, None
     try:
+        error = difference()
+        problem = None if error < tolerance else f"differs by {error:.1e}"
+    except Exception as trouble:  # the others are still worth checking
+        problem = f"{type(trouble).__name__}: {trouble}".split("\n")[0][:300]
+    seconds = round(time.monotonic() - started, 2)
+    return {"difference": error, "problem": problem, "seconds": seconds}
+
+
+def line(name: str, row: dict[str, Any]) -> str:
+    """A row, for people."""
+    problem, error = row["problem"], row["difference"]
+    return f"{'ok  ' if problem is None else 'FAIL'} {name}: {problem or f'{error:.1e}'}"
+
+
+def check(network: str, metric: str, motion: str, way: str, device: str) -> dict[str, Any]:
+    """One line of the record."""
+
+    def difference() -> float:
         right = run(network, metric, motion, "own graphs", "cpu", torch.float64)
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             found = run(network, metric, motion, way, device, torch.float32)
         pairs = zip(found, right, strict=True)
-        error = max(float((a - b).abs().max() / b.abs().max().clamp_min(1e-6)) for a, b in pairs)
-        problem = None if error < TOLERANCE else f"differs by {error:.1e}"
-    except Exception as trouble:  # the others are still worth checking
-        problem = f"{type(trouble).__name__}: {trouble}".split("\n")[0][:300]
+        return max(float((a - b).abs().max() / b.abs().max().clamp_min(1e-6)) for a, b in pairs)
+
     return {
-        "dynamics": f"optimizer, {network}, {motion}", "metric": metric, "chains": 1, "way": way,
-        "difference": error, "problem": problem, "seconds": round(time.monotonic() - started, 2),
-    }  # fmt: skip
+        "dynamics": f"optimizer, {network}, {motion}",
+        "metric": metric,
+        "chains": 1,
+        "way": way,
+        **outcome(difference, TOLERANCE),
+    }
 
 
 def run_all(device: str, say: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -119,9 +138,7 @@ def run_all(device: str, say: Callable[[str], None]) -> list[dict[str, Any]]:
     pairs = [*((m, "overdamped") for m in METRICS), *(("quasi-diagonal", m) for m in MOTIONS)]
     for network, (metric, motion), way in itertools.product(NETWORKS, dict.fromkeys(pairs), WAYS):
         rows.append(check(network, metric, motion, way, device))
-        problem, error = rows[-1]["problem"], rows[-1]["difference"]
-        name = f"{rows[-1]['dynamics']} · {metric} · {way}"
-        say(f"{'ok  ' if problem is None else 'FAIL'} {name}: {problem or f'{error:.1e}'}")
+        say(line(f"{rows[-1]['dynamics']} · {metric} · {way}", rows[-1]))
     return rows
 
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 
 class NoPlaceError(ValueError):
     """A page without the markers between which a table goes."""
 
 
-def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A title and cells in every row.
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]], *, first: str = "") -> str:
+    """A title and cells in every row; ``first``: what the titles are.
 
     >>> print(markdown(["NLL"], [("ours", "0.1")]))
     | | NLL |
     |---|---|
     | ours | 0.1 |
     """
-    lines = [f"| | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
+    title = f"{first} " if first else ""
+    lines = [f"| {title}| {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
@@ -32,3 +34,8 @@ def with_part(page: str, name: str, content: str) -> str:
         raise NoPlaceError(f"has no place for the table: add a line {begin.strip()}, and {end}")
     before, rest = page.split(begin)
     return f"{before}{begin}{content}\n{end}{rest.split(end)[1]}"
+
+
+def fill(page: Path, name: str, content: str) -> None:
+    """Writes ``content`` into its place on a page."""
+    page.write_text(with_part(page.read_text(encoding="utf-8"), name, content), encoding="utf-8")

@@ -5,12 +5,12 @@ python -m lab.recipes [--out results/active_learning.json]           (minutes)
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
 from pathlib import Path
 from typing import Any
 
+from lab.command import study
+from lab.results import write_results
 from natural_langevin.cli.experiments.origin import origin
 
 ROOT = Path(__file__).parents[1]
@@ -27,9 +27,7 @@ def page() -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "active_learning.json")
-    out = parser.parse_args().out
+    out = study(__doc__, str(ROOT / "results" / "active_learning.json")).parse_args().out
     names = page()
     runs = {
         choice: [names["learn"](names[choice], seed=seed, rounds=ROUNDS) for seed in SEEDS]
@@ -43,7 +41,7 @@ def main() -> None:
         "held-out nll": runs,
         "mean over seeds": means,
     }
-    out.write_text(json.dumps(results, indent=1) + "\n")
+    write_results(out, results)
     for choice, values in means.items():
         print(choice, [round(v, 3) for v in values])
 

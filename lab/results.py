@@ -5,12 +5,70 @@ It is written after every piece and gone on with later; files of several process
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable, Sequence
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lab.command import CommandError
+from lab.jobs import side_by_side
 from natural_langevin._internal.checked_json import read_json, write_json
+from natural_langevin.cli.experiments.origin import origin
+
+Row = dict[str, Any]
+
+
+def complete(
+    out: Path, settings: dict[str, Any], items: Iterable[tuple[Any, ...]], work: Callable[..., Row],
+    *, by: Sequence[str] = (), jobs: int = 1, device: str = "cpu", seconds: float = math.inf,
+    summary: Callable[[Any], Any] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """The content of ``out`` once it has the row ``work(*item)`` of every item: those that it has
+    are not run again, and it is written after each.
+
+    Rows are in the order of their entries ``by``, which are what an item holds; without, they are a
+    dictionary by "one|two" of an item's parts. ``seconds``: no row begins later. ``summary``: what
+    is made of all rows."""
+    results = open_results(out, settings, [] if by else {}, CommandError)
+    known = {_place(row, by): row for row in results["rows"]} if by else dict(results["rows"])
+
+    def name(item: tuple[Any, ...]) -> Any:
+        return item if by else "|".join(map(str, item))
+
+    missing = [item for item in items if name(item) not in known]
+    one = functools.partial(_with_item, work, time.time() + seconds)
+    for item, row in side_by_side(one, missing, jobs):
+        if row is None:
+            continue
+        known[name(item)] = row
+        results["rows"] = [known[key] for key in sorted(known)] if by else known
+        results["origin"] = origin(device)
+        if summary is not None:
+            results["summary"] = summary(results["rows"])
+        write_results(out, results)
+        print(*item, row, flush=True)
+    return results
+
+
+def _place(row: Row, by: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(row[key] for key in by)
+
+
+def _with_item(
+    work: Callable[..., Row], until: float, item: tuple[Any, ...]
+) -> tuple[tuple[Any, ...], Row | None]:
+    return item, work(*item) if time.time() < until else None
+
+
+def attempted(work: Callable[..., Row], *item: Any) -> Row:
+    """``work(*item)``, or what went wrong in it: one of many rows, and the others go on."""
+    try:
+        return work(*item)
+    except Exception as error:
+        return {"failed": f"{type(error).__name__}: {error}"}
 
 
 def open_results(
@@ -24,7 +82,7 @@ def open_results(
         return {"settings": described, "rows": rows}
     try:
         found: dict[str, Any] = read_json(path)
-        same = found["settings"] == described and isinstance(found["rows"], type(rows))
+        same = found.get("settings", {}) == described and isinstance(found["rows"], type(rows))
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise error(f"{path} holds no results ({problem}): give another --out") from None
     if not same:
@@ -35,6 +93,15 @@ def open_results(
 def write_results(path: Path, results: dict[str, Any]) -> None:
     """The whole file or nothing."""
     write_json(path, results)
+
+
+def finite(tree: Any) -> Any:
+    """For JSON, which knows no NaN and no infinity: None in their place."""
+    if isinstance(tree, dict):
+        return {k: finite(v) for k, v in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [finite(v) for v in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
 class PartsError(ValueError):

@@ -25,6 +25,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from lab.pages import markdown
 from lab.scale_model import Network, exchanged
 from natural_langevin import Langevin, likelihoods, models, preconditioners
 from natural_langevin.cli.experiments.origin import origin
@@ -156,22 +157,23 @@ def summary(values: list[float]) -> dict[str, float]:
 
 def table(result: dict[str, Any]) -> str:
     """The measured figures as lab/notes/scale.md has them: medians, the middle half of steps."""
-    lines = [
-        "| | processes | bytes exchanged | of the model | state, bytes per parameter | its part ms "
-        "| exchange ms | shared step ms (middle half) | ÷ sum of the two | four chains ms |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    columns = (
+        "processes", "bytes exchanged", "of the model", "state, bytes per parameter",
+        "its part ms", "exchange ms", "shared step ms (middle half)", "÷ sum of the two",
+        "four chains ms",
+    )  # fmt: skip
+    lines = []
     for row in result["rows"]:
         ms = row["milliseconds"]
         shared = ms["shared"]
-        lines.append(
-            f"| {row['metric']} | {row['processes']} | {row['bytes']:,} "
-            f"| {row['bytes_of_model']:,.0f} | {row['state_bytes'] / row['parameters']:.2f} "
-            f"| {ms['part']['median']:.0f} | {ms['exchange']['median']:.0f} "
-            f"| {shared['median']:.0f} ({shared['low']:.0f} – {shared['high']:.0f}) "
-            f"| {row['measured_over_model']:.2f} | {ms['spread']['median']:.0f} |"
-        )
-    return "\n".join(lines)
+        lines.append((
+            row["metric"], str(row["processes"]), f"{row['bytes']:,}",
+            f"{row['bytes_of_model']:,.0f}", f"{row['state_bytes'] / row['parameters']:.2f}",
+            f"{ms['part']['median']:.0f}", f"{ms['exchange']['median']:.0f}",
+            f"{shared['median']:.0f} ({shared['low']:.0f} – {shared['high']:.0f})",
+            f"{row['measured_over_model']:.2f}", f"{ms['spread']['median']:.0f}",
+        ))  # fmt: skip
+    return markdown(columns, lines)
 
 
 def main(out: Path, rounds: int) -> None:

@@ -20,26 +20,27 @@ import fnmatch
 import gc
 import itertools
 import json
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from subprocess import Popen
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from natural_langevin import Langevin, likelihoods, preconditioners, priors
-from natural_langevin._internal.provenance import versions
-from natural_langevin.cli.experiments.bench_networks import GPT, LastOfLSTM, residual_network
+from lab import gpu
+from lab.jobs import NoAnswerError, answer, dismiss, started
+from lab.results import write_results
+from natural_langevin import likelihoods, preconditioners, priors
+from natural_langevin.cli.experiments import bench
+from natural_langevin.cli.experiments.bench_networks import BUILT, GPT, Task, residual_network
+from natural_langevin.cli.experiments.origin import origin
 from natural_langevin.optim import NaturalLangevin
 
 ROWS_OF_DATA = 1_024
-STEPS = 4_000  # of a sampler's table of rates; a block is shorter
 WARM_UP = 6.0  # seconds of a CPU's row
 LR = 1e-6
 METRICS: dict[str, Callable[[], preconditioners.Preconditioner]] = {
@@ -62,7 +63,8 @@ class Problem(NamedTuple):
     classes: int
     tokens: bool = False  # inputs are tokens, and every one of them has a label
 
-    def data(self, device: torch.device) -> tuple[Tensor, Tensor]:
+    def task(self, device: torch.device) -> Task:
+        """With rows of data, on a device."""
         generator = torch.Generator().manual_seed(1)
         shape = (ROWS_OF_DATA, *self.inputs)
         if self.tokens:
@@ -71,7 +73,7 @@ class Problem(NamedTuple):
             x = torch.randn(shape, generator=generator)
         labels = shape if self.tokens else shape[:1]
         y = torch.randint(0, self.classes, labels, generator=generator)
-        return x.to(device), y.to(device)
+        return Task(lambda: self.network().to(device), x.to(device), y.to(device), self.batch)
 
 
 def _perceptron(*sizes: int, norm: bool = False) -> nn.Module:
@@ -81,25 +83,17 @@ def _perceptron(*sizes: int, norm: bool = False) -> nn.Module:
     return nn.Sequential(*layers[: -2 if norm else -1])
 
 
-def _cnn() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(32 * 49, 10),
-    )  # fmt: skip
-
-
 PROBLEMS = {
     "perceptron": Problem(lambda: _perceptron(784, 400, 400, 10), 100, (784,), 10),
-    "cnn": Problem(_cnn, 100, (1, 28, 28), 10),
+    "cnn": Problem(BUILT["cnn"], 100, (1, 28, 28), 10),
     "layernorm": Problem(lambda: _perceptron(20, 64, 64, 10, norm=True), 100, (20,), 10),
     "transformer": Problem(lambda: GPT(2, 64, 32, 64, 4), 32, (32,), 64, True),
-    "lstm": Problem(lambda: LastOfLSTM(8, 32, 10), 100, (16, 8), 10),
+    "lstm": Problem(BUILT["lstm"], 100, (16, 8), 10),
     "small residual": Problem(lambda: residual_network([16, 32], 1), 50, (3, 16, 16), 10),
     "residual": Problem(lambda: residual_network([32], 4), 100, (3, 32, 32), 10),
-    "resnet18": Problem(lambda: residual_network([64, 128, 256, 512], 2), 128, (3, 32, 32), 10),
+    "resnet18": Problem(BUILT["resnet18"], 128, (3, 32, 32), 10),
     "tiny": Problem(lambda: residual_network([8, 16], 1), 10, (3, 8, 8), 10),
-    "gpt": Problem(lambda: GPT(6, 512, 128, 256, 8), 32, (128,), 256, True),
+    "gpt": Problem(BUILT["gpt"], 32, (128,), 256, True),
 }
 ON_A_GPU = ["resnet18", "gpt", "residual"]
 ON_A_CPU = ["perceptron", "cnn", "layernorm", "transformer", "lstm", "small residual"]
@@ -108,142 +102,69 @@ ON_A_CPU = ["perceptron", "cnn", "layernorm", "transformer", "lstm", "small resi
 # Contenders ---------------------------------------------------------------------------------------
 
 Advance = Callable[[int], Any]
+#: What makes a contender's steps on a task.
+Make = Callable[[Task], Advance]
 
 
-class Batches:
-    """Minibatches in a fixed order."""
-
-    def __init__(self, problem: Problem, data: tuple[Tensor, Tensor]) -> None:
-        self.x, self.y = (tensor.split(problem.batch)[:-1] for tensor in data)
-        self._next = 0
-
-    def __call__(self) -> tuple[Tensor, Tensor]:
-        self._next = (self._next + 1) % len(self.x)
-        return self.x[self._next], self.y[self._next]
+def sgd(task: Task) -> Advance:
+    """``torch.optim.SGD`` in a plain loop."""
+    return bench.sgd(task).advance
 
 
-def _loss(outputs: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(outputs.flatten(0, -2), y.flatten())
-
-
-def sgd(problem: Problem, data: tuple[Tensor, Tensor], device: torch.device) -> Advance:
-    model = problem.network().to(device)
-    optimizer, batches = torch.optim.SGD(model.parameters(), lr=LR), Batches(problem, data)
-
-    def advance(count: int) -> None:
-        for _ in range(count):
-            x, y = batches()
-            optimizer.zero_grad()
-            _loss(model(x), y).backward()
-            optimizer.step()
-
-    return advance
-
-
-def graphed_sgd(problem: Problem, data: tuple[Tensor, Tensor], device: torch.device) -> Advance:
-    """The same, recorded once and replayed: forward, backward and update."""
-    model = problem.network().to(device)
-    optimizer, batches = torch.optim.SGD(model.parameters(), lr=LR), Batches(problem, data)
-    x, y = (tensor.clone() for tensor in batches())
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=False)
-        _loss(model(x), y).backward()
-        optimizer.step()
-
-    return _recorded(step, (x, y), batches)
-
-
-def _recorded(step: Callable[[], Any], static: tuple[Tensor, Tensor], batches: Batches) -> Advance:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(4):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-
-    def advance(count: int) -> None:
-        for _ in range(count):
-            for into, value in zip(static, batches(), strict=True):
-                into.copy_(value)
-            graph.replay()
-
-    return advance
-
-
-def optimizer_of(model: nn.Module, metric: str, **options: Any) -> NaturalLangevin:
-    return NaturalLangevin(
+def natural(metric: str, **options: Any) -> Callable[[nn.Module], NaturalLangevin]:
+    """The optimizer of a network."""
+    return lambda model: NaturalLangevin(
         model, likelihoods.Categorical(), num_data=50_000, lr=LR, prior=priors.Gaussian(0.1),
         preconditioner=METRICS[metric](), check_loss=False, **options,
     )  # fmt: skip
 
 
-def ours(metric: str) -> Callable[..., Advance]:
+def ours(metric: str) -> Make:
     """``NaturalLangevin`` in the same loop as SGD."""
 
-    def make(problem: Problem, data: tuple[Tensor, Tensor], device: torch.device) -> Advance:
-        model = problem.network().to(device)
-        optimizer, batches = optimizer_of(model, metric), Batches(problem, data)
-
-        def advance(count: int) -> None:
-            for _ in range(count):
-                x, y = batches()
-                optimizer.zero_grad()
-                _loss(model(x), y).backward()
-                optimizer.step()
-
+    def make(task: Task) -> Advance:
+        model = task.build()
+        advance = bench.loop(task, 0, model, natural(metric)(model)).advance
         advance(1)
         return advance
 
     return make
 
 
-def recorded_ours(metric: str) -> Callable[..., Advance]:
-    """``NaturalLangevin(capturable=True)``: forward, backward and step as one CUDA graph."""
+def recorded(optimizer_of: Callable[[nn.Module], torch.optim.Optimizer]) -> Make:
+    """Forward, backward and step of an optimizer as one CUDA graph."""
 
-    def make(problem: Problem, data: tuple[Tensor, Tensor], device: torch.device) -> Advance:
-        model = problem.network().to(device)
-        optimizer, batches = optimizer_of(model, metric, capturable=True), Batches(problem, data)
-        x, y = (tensor.clone() for tensor in batches())
+    def make(task: Task) -> Advance:
+        model, batches = task.build(), bench.minibatches(task, 0)
+        optimizer, (x, y) = optimizer_of(model), next(batches)
 
         def step() -> None:
             optimizer.zero_grad()
-            _loss(model(x), y).backward()
+            task.loss(model(x), y).backward()
             optimizer.step()
 
-        return _recorded(step, (x, y), batches)
+        replay = gpu.recorded(step)
+
+        def advance(count: int) -> None:
+            for _ in range(count):
+                for into, value in zip((x, y), next(batches), strict=True):
+                    into.copy_(value)
+                replay()
+
+        return advance
 
     return make
 
 
-def langevin(
-    metric: str,
-    chains: int,
-    autocast: torch.dtype | None = None,
-    compile: bool | Literal["auto"] = "auto",
-) -> Callable[..., Advance]:
+def langevin(metric: str, chains: int, **options: Any) -> Make:
     """``Langevin``, as ``sample`` runs it."""
 
-    def make(problem: Problem, data: tuple[Tensor, Tensor], device: torch.device) -> Advance:
-        sampler = Langevin(
-            problem.network(), likelihoods.Categorical(), prior=priors.Gaussian(0.1),
-            preconditioner=METRICS[metric](), step_size=LR, chains=chains, device=device,
-            autocast=autocast, compile=compile,
-        )  # fmt: skip
-        engine, state = sampler.prepare(data, steps=STEPS, batch_size=problem.batch)
-        done = 0
+    def make(task: Task) -> Advance:
+        steps = bench.Steps(bench.sampler(task, METRICS[metric](), chains=chains, **options), task)
 
         def advance(count: int) -> str:
-            nonlocal state, done
-            if done + count > STEPS:
-                state.step.zero_()
-                done = 0
-            state, _ = engine.run(state, done, count)
-            done += count
-            return str(engine.way)
+            steps.advance(count)
+            return str(steps.engine.way)
 
         advance(1)
         return advance
@@ -256,7 +177,7 @@ class Row(NamedTuple):
 
     name: str
     chains: int
-    make: Callable[..., Advance]
+    make: Make
 
 
 def contenders(device: torch.device, parts: list[str], metrics: list[str]) -> list[Row]:
@@ -264,27 +185,24 @@ def contenders(device: torch.device, parts: list[str], metrics: list[str]) -> li
     for metric in metrics if "optimizer" in parts else ():
         rows.append(Row(f"optimizer {metric}", 1, ours(metric)))
         if device.type == "cuda" and "every" not in metric:
-            rows.append(Row(f"optimizer {metric}, CUDA graph", 1, recorded_ours(metric)))
+            graph = recorded(natural(metric, capturable=True))
+            rows.append(Row(f"optimizer {metric}, CUDA graph", 1, graph))
     for metric in metrics if "langevin" in parts else ():
         if metric == "QDOP":
             rows += [Row(f"Langevin {metric}, {c}", c, langevin(metric, c)) for c in (1, 4)]
             if device.type == "cuda":
-                bfloat16 = langevin("QDOP", 1, torch.bfloat16)
+                bfloat16 = langevin("QDOP", 1, autocast=torch.bfloat16)
                 rows.append(Row("Langevin QDOP, 1, bfloat16", 1, bfloat16))
             rows.append(Row("Langevin QDOP, 1, eager", 1, langevin("QDOP", 1, compile=False)))
         elif metric == "RMSProp":
             rows.append(Row(f"Langevin {metric}, 4", 4, langevin(metric, 4)))
     if device.type == "cuda":
-        rows.append(Row("SGD, CUDA graph", 1, graphed_sgd))
+        plain = recorded(lambda model: torch.optim.SGD(model.parameters(), lr=LR))
+        rows.append(Row("SGD, CUDA graph", 1, plain))
     return rows
 
 
 # Measuring ----------------------------------------------------------------------------------------
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def clock(device: torch.device) -> tuple[str, Callable[[], float]]:
@@ -297,16 +215,16 @@ def clock(device: torch.device) -> tuple[str, Callable[[], float]]:
 class Measured:
     """A row that has been made, and its times."""
 
-    def __init__(self, row: Row, problem: Problem, data: Any, device: torch.device) -> None:
-        self.row, self.device, self.ms = row, device, list[float]()
+    def __init__(self, row: Row, task: Task) -> None:
+        self.row, self.device, self.ms = row, (device := task.x.device), list[float]()
         on_gpu = device.type == "cuda"
         before = torch.cuda.memory_allocated(device) if on_gpu else 0
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(device)
         started = time.perf_counter()
         torch.manual_seed(0)
-        self.advance = row.make(problem, data, device)
-        wait(device)
+        self.advance = row.make(task)
+        gpu.synchronise(device)
         self.first_call = time.perf_counter() - started
         peak = torch.cuda.max_memory_allocated(device) if on_gpu else 0
         self.timed(3)
@@ -323,10 +241,10 @@ class Measured:
     def timed(self, count: int) -> float:
         """Seconds per step of all chains."""
         _, now = clock(self.device)
-        wait(self.device)
+        gpu.synchronise(self.device)
         started = now()
         self.advance(count)
-        wait(self.device)
+        gpu.synchronise(self.device)
         return (now() - started) / count
 
     def block(self, seconds: float) -> float:
@@ -339,18 +257,18 @@ class Measured:
         """Of a step of all chains: milliseconds until the host has launched it, milliseconds of
         kernels, the longest of them, and what operations of which shapes they are for (where the
         step is no graph)."""
-        wait(self.device)
+        gpu.synchronise(self.device)
         started = time.perf_counter()
         self.advance(5)
         host = (time.perf_counter() - started) / 5
-        wait(self.device)
+        gpu.synchronise(self.device)
         kinds = [torch.profiler.ProfilerActivity.CPU]
         on_gpu = self.device.type == "cuda"
         if on_gpu:
             kinds.append(torch.profiler.ProfilerActivity.CUDA)
         with torch.profiler.profile(activities=kinds, record_shapes=True) as found:
             self.advance(2)
-            wait(self.device)
+            gpu.synchronise(self.device)
         key = "self_device_time_total" if on_gpu else "self_cpu_time_total"
         operations = [e for e in found.key_averages(True) if e.device_type.name == "CPU"]
         operations.sort(key=lambda e: -getattr(e, key))
@@ -381,10 +299,8 @@ def spread(values: list[float]) -> dict[str, float]:
 
 def measure(network: str, row: Row, args: argparse.Namespace) -> dict[str, Any]:
     """One row, with SGD taking turns."""
-    problem, device = PROBLEMS[network], torch.device(args.device)
-    data = problem.data(device)
-    reference = Measured(Row("SGD", 1, sgd), problem, data, device)
-    one = Measured(row, problem, data, device)
+    task = PROBLEMS[network].task(torch.device(args.device))
+    reference, one = Measured(Row("SGD", 1, sgd), task), Measured(row, task)
     gc.collect()
     ratios = []
     for repeat in range(args.repeats):
@@ -393,8 +309,8 @@ def measure(network: str, row: Row, args: argparse.Namespace) -> dict[str, Any]:
             contender.block(args.seconds)
         ratios.append(one.ms[-1] / reference.ms[-1])
     found = {
-        "network": network, "row": row.name, "chains": row.chains, "batch": problem.batch,
-        "weights": sum(p.numel() for p in problem.network().parameters()),
+        "network": network, "row": row.name, "chains": row.chains, "batch": task.batch_size,
+        "weights": sum(p.numel() for p in task.build().parameters()),
         "ratio": spread(ratios), "ms_per_chain_step": spread(one.ms),
         "sgd_ms": spread(reference.ms), "first_call_seconds": one.first_call,
         "memory_MiB": one.memory, "sgd_memory_MiB": reference.memory,
@@ -425,25 +341,12 @@ def child(args: argparse.Namespace) -> None:
     print(json.dumps(found), flush=True)
 
 
-def start(network: str, row: Row, given: list[str]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "lab.speed_networks", *given, "--child", network, row.name]
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def finish(process: subprocess.Popen[str], network: str, row: Row, limit: float) -> dict[str, Any]:
+def finish(process: Popen[str], network: str, row: Row, limit: float) -> dict[str, Any]:
     """Lets a process measure its row; whatever happens to it, there is a row."""
     try:
-        out, err = process.communicate("go\n", timeout=limit)
-        found: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
-        return found | ({"said": err.strip()[-400:]} if err.strip() else {})
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        return {"network": network, "row": row.name, "error": f"more than {limit:.0f} s"}
-    except (IndexError, ValueError):
-        return {"network": network, "row": row.name, "error": f"died: {err.strip()[-600:]}"}
+        return answer(process, limit)
+    except NoAnswerError as error:
+        return {"network": network, "row": row.name, "error": str(error)}
 
 
 def main() -> None:
@@ -467,40 +370,41 @@ def main() -> None:
     if args.child:
         child(args)
         return
-    device, started = torch.device(args.device), time.time()
+    device, began = torch.device(args.device), time.time()
     names = args.networks or (ON_A_GPU if device.type == "cuda" else ON_A_CPU)
     jobs = [(n, row) for n in names for row in contenders(device, args.only, args.metrics)]
     if args.rows:
         named = {f"{n}: {row.name}": (n, row) for n, row in jobs}
         wanted = [name for p in args.rows for name in named if fnmatch.fnmatchcase(name, p)]
         jobs = [named[name] for name in dict.fromkeys(wanted)]
-    given, ahead = sys.argv[1:], 1 if device.type == "cuda" else 0
-    waiting: list[subprocess.Popen[str]] = []
+    ahead = 1 if device.type == "cuda" else 0
+    waiting: list[Popen[str]] = []
     rows: list[dict[str, Any]] = []
     for i, job in enumerate(jobs):
-        left = args.budget - (time.time() - started)
+        left = args.budget - (time.time() - began)
         if left < 1:
             rows.append({"network": job[0], "row": job[1].name, "error": "no time left"})
         else:
-            waiting += [start(*j, given) for j in jobs[len(waiting) : i + 1 + ahead]]
+            waiting += [
+                started("lab.speed_networks", [*sys.argv[1:], "--child", network, row.name])
+                for network, row in jobs[len(waiting) : i + 1 + ahead]
+            ]
             rows.append(finish(waiting[i], *job, limit=min(args.limit, left)))
         print(json.dumps(rows[-1]), flush=True)
     for process in waiting:
         if process.poll() is None:
-            process.kill()
+            dismiss(process)
     report = {
         "what": "milliseconds per step and chain; ratio to eager SGD of the same network",
         "configuration": {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()},
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "clock": clock(device)[0],
-        "machine": platform.platform(),
-        "versions": versions(),
-        "seconds": time.time() - started,
+        **origin(args.device),
+        "seconds": time.time() - began,
         "rows": rows,
     }
     if args.out:
-        args.out.write_text(json.dumps(report, indent=1) + "\n")
+        write_results(args.out, report)
 
 
 if __name__ == "__main__":

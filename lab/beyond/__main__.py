@@ -12,8 +12,8 @@ from pathlib import Path
 from lab.beyond.parts import PARTS
 from lab.beyond.problems import problem
 from lab.beyond.protocol import TOY, Protocol
-from lab.beyond.run import BeyondError, page_table, run, table
-from lab.pages import with_part
+from lab.beyond.run import BeyondError, page_table, run
+from lab.pages import fill
 from natural_langevin.data import DataError
 
 
@@ -92,11 +92,9 @@ def main(given: list[str] | None = None) -> int:
     except (BeyondError, DataError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(table(results))
+    print(page_table(results))
     if options.page is not None:
-        page = options.page.read_text(encoding="utf-8")
-        filled = with_part(page, options.out.stem, page_table(results))
-        options.page.write_text(filled, encoding="utf-8")
+        fill(options.page, options.out.stem, page_table(results))
     return 0
 
 

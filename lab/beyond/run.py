@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from lab.beyond.parts import PARTS
 from lab.beyond.protocol import Protocol
 from lab.beyond.sampling import Bench
 from lab.pages import markdown
-from lab.results import write_results
+from lab.results import finite, write_results
 from natural_langevin.cli.experiments.origin import origin
 from natural_langevin.data import Dataset
 from natural_langevin.run.loop import DivergenceError
@@ -77,7 +76,7 @@ def run(
                 break
             found["started"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             found["machine"] = origin(device)
-            results["parts"][name] = _finite(found)
+            results["parts"][name] = finite(found)
             results["rows"] = [
                 row for part in results["parts"].values() for row in part.get("rows", [])
             ]
@@ -131,23 +130,6 @@ def _first_searches(file: Path, config: dict[str, Any]) -> dict[str, Any]:
     if different:
         raise BeyondError(f"the searches in {file} had other settings: {', '.join(different)}")
     return parts
-
-
-def _finite(tree: Any) -> Any:
-    """For JSON, which knows no NaN: None in its place."""
-    if isinstance(tree, dict):
-        return {k: _finite(v) for k, v in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_finite(v) for v in tree]
-    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
-
-
-def table(results: dict[str, Any]) -> str:
-    """The rows in plain text, as ``page_table`` has them."""
-    cells = [("row", *COLUMNS), *_cells(results)]
-    widths = [max(len(row[k]) for row in cells) for k in range(len(cells[0]))]
-    lines = ("  ".join(f"{c:{w}}" for c, w in zip(row, widths, strict=True)) for row in cells)
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def page_table(results: dict[str, Any]) -> str:

@@ -13,27 +13,24 @@ by two errors; and where a run without it ends in an error. What is in the file 
 
 from __future__ import annotations
 
-import argparse
 import logging
 import math
-import time
 from dataclasses import fields, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 import torch
 
-from lab.command import at_least, show
+from lab.command import at_least, show, study
 from lab.defaults import calibration
 from lab.defaults.development import PROBLEMS
+from lab.defaults.problems import by_defaults, likelihood_for, steps_of
 from lab.defaults.twenty import counts
-from lab.jobs import side_by_side
-from lab.pages import markdown, with_part
-from lab.results import open_results, write_results
-from natural_langevin import Langevin, likelihoods, models, preconditioners
-from natural_langevin.cli.experiments.origin import origin
+from lab.pages import fill, markdown
+from lab.results import attempted, complete
+from natural_langevin import Langevin, models, preconditioners
 from natural_langevin.recipe.settings import Length, Settings, StepSize
 
 NEVER, WITH = 10**9, "all rules"
@@ -120,48 +117,31 @@ def without(rule: str) -> tuple[Settings, dict[str, Any]]:
     return settings, options
 
 
-def row(item: tuple[str, str, int]) -> tuple[str, dict[str, Any]]:
-    """One run: its rule, problem and seed in one word, and what came of it."""
-    key = "|".join(map(str, item))
-    try:
-        return key, _run(*item)
-    except Exception as error:  # one of a thousand: the others go on
-        return key, {"failed": f"{type(error).__name__}: {error}"}
-
-
 @cache
 def _warm_up() -> None:
     """What a process does once is not the first run's."""
-    for likelihood, y in (
-        (likelihoods.Gaussian("rmse"), torch.rand(60, 1)),
-        (likelihoods.Categorical(), torch.arange(60) % 2),
-    ):
+    for y in (torch.rand(60, 1), torch.arange(60) % 2):
         network = models.mlp(2, 1 if y.is_floating_point() else 2, (4,))
-        Langevin(network, likelihood, chains=1).sample((torch.rand(60, 2), y), 50, progress=False)
+        sampler = Langevin(network, likelihood_for(y), chains=1)
+        sampler.sample((torch.rand(60, 2), y), 50, progress=False)
 
 
-def _run(rule: str, name: str, seed: int) -> dict[str, Any]:
+def run(rule: str, name: str, seed: int) -> dict[str, Any]:
+    """One run and what came of it."""
     torch.set_num_threads(1)
     logging.getLogger("natural_langevin").setLevel(logging.ERROR)
     settings, options = without(rule)
-    sampled = options.pop("sample", {})
     problem = PROBLEMS[name](seed)
-    regression = problem.y.is_floating_point()
-    likelihood = likelihoods.Gaussian("rmse") if regression else likelihoods.Categorical()
     _warm_up()
-    began = time.process_time()
-    sampler = Langevin(problem.make(0.0, seed), likelihood, seed=seed, recipe=settings, **options)
-    posterior = sampler.sample((problem.x, problem.y), partial=False, progress=False, **sampled)
-    cpu = time.process_time() - began
+    posterior, cpu = by_defaults(problem, seed, recipe=settings, **options)
     scores = posterior.evaluate(problem.x_test, problem.y_test)
-    config = posterior.config
     return {
         "nll": scores.nll,
         "calibration_error": calibration.error([counts(posterior, problem, scores)]),
         "cpu_seconds": cpu,
-        "steps": config["steps"] + config.get("steps_before", 0),
+        "steps": steps_of(posterior),
         "prior_scale": posterior.plan.prior_scale,
-        "lost": sampler.chains - len(posterior.healthy),
+        "lost": posterior.chains - len(posterior.healthy),
     }
 
 
@@ -231,35 +211,27 @@ def table(rows: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
 
 def main() -> None:
     """Runs the pairs that the file does not have yet."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("results/ablation.json"))
+    parser = study(__doc__, "results/ablation.json", jobs="runs")
     parser.add_argument("--seeds", type=at_least(1), default=3, help="tables of every problem")
     parser.add_argument("--problems", nargs="*", choices=[*PROBLEMS], default=[*PROBLEMS])
     parser.add_argument("--rules", nargs="*", choices=[*RULES], default=[*RULES])
-    parser.add_argument("--jobs", type=at_least(1), default=1, help="runs side by side")
     parser.add_argument("--page", type=Path, help="a page with markers for the table")
     given = parser.parse_args()
-    results = open_results(given.out, {"problems": [*PROBLEMS]}, {}, ValueError)
     items = [
         (rule, name, seed)
         for seed in range(given.seeds)
         for rule in (WITH, *given.rules)
         for name in problems_of(rule)
-        if name in given.problems and "|".join((rule, name, str(seed))) not in results["rows"]
+        if name in given.problems
     ]
     items.sort(key=lambda item: (item[2], item[1] not in COSTLY))  # the longest first
-    written = time.monotonic()
-    for number, (key, found) in enumerate(side_by_side(row, items, given.jobs), 1):
-        results["rows"][key] = found
-        if time.monotonic() - written > 10 or number == len(items):
-            summary = {rule: differences(results["rows"], rule) for rule in RULES}
-            write_results(given.out, results | {"origin": origin("cpu"), "summary": summary})
-            written = time.monotonic()
-            print(f"{number} of {len(items)}", flush=True)
+    results = complete(
+        given.out, {"problems": [*PROBLEMS]}, items, partial(attempted, run), jobs=given.jobs,
+        summary=lambda rows: {rule: differences(rows, rule) for rule in RULES},
+    )  # fmt: skip
     show(*table(results["rows"]))
     if given.page:
-        page, found = given.page.read_text(), markdown(*table(results["rows"]))
-        given.page.write_text(with_part(page, "ablation", found))
+        fill(given.page, "ablation", markdown(*table(results["rows"])))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ of an hour), otherwise the one that the recipe chooses.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import time
@@ -138,13 +137,10 @@ def table(problems: dict[str, Any]) -> str:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=record.FILE)
-    parser.add_argument("--only", nargs="*", help="numbers of problems, from 0")
+    parser = record.parser(__doc__)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--chains", type=int, default=4)
-    parser.add_argument("--page", type=Path, help="a page with markers for the table")
     options = parser.parse_args()
     for number, make in enumerate(PROBLEMS):
         if options.only and str(number) not in options.only:

@@ -9,23 +9,21 @@ rule of the recipe changed: which one costs where Adam is ahead.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lab.command import study
 from lab.defaults.home import Problem, adam
-from lab.jobs import side_by_side
+from lab.results import complete
 from natural_langevin import Langevin, data, likelihoods, metrics, models
-from natural_langevin.cli.experiments.origin import origin
 from natural_langevin.recipe import rules
 from natural_langevin.recipe.settings import Settings
 
@@ -215,12 +213,9 @@ def scores(p: Tensor, y: Tensor) -> dict[str, Any]:
     }
 
 
-def run(item: tuple[str, str, int], *, until: float) -> dict[str, Any]:
+def run(name: str, variant: str, seed: int, *, until: float) -> dict[str, Any]:
     """One row: ours with what Adam did in its time, or a variant of ours."""
-    name, variant, seed = item
     row: dict[str, Any] = {"problem": name, "variant": variant, "seed": seed}
-    if time.time() > until:
-        return row | {"left_out": "no time left"}
     given = problem(name)
     try:
         row["ours"] = ours(given, seed, **VARIANTS[variant])
@@ -235,9 +230,7 @@ def run(item: tuple[str, str, int], *, until: float) -> dict[str, Any]:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--jobs", type=int, default=1)
+    parser = study((__doc__ or "").splitlines()[0], jobs="runs")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1e9, help="Adam ends by then")
     parser.add_argument("--only", nargs="*", default=[""], help="part of their names")
@@ -245,15 +238,10 @@ def main() -> None:
     options = parser.parse_args()
     names = [n for n in NAMES if any(word in n for word in options.only)]
     items = [(n, v, s) for v in options.variants for s in range(options.seeds) for n in names]
-    job = partial(run, until=time.time() + options.seconds)
-    rows = []
-    for row in side_by_side(job, items, options.jobs):
-        rows.append(row)
-        mine, other = row.get("ours", {}), row.get("five Adam networks", {})
-        print(row["problem"], row["variant"], row["seed"], row.get("failed", ""),
-              {k: v if not isinstance(v, float) else round(v, 4) for k, v in mine.items()},
-              round(other.get("nll", float("nan")), 4), flush=True)  # fmt: skip
-        options.out.write_text(json.dumps({"rows": rows} | origin("cpu"), indent=1) + "\n")
+    complete(
+        options.out, {}, items, partial(run, until=time.time() + options.seconds),
+        by=("problem", "variant", "seed"), jobs=options.jobs, seconds=options.seconds,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ where it cannot be had.
 from __future__ import annotations
 
 import argparse
-import logging
 import math
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lab.command import Heard
 from lab.defaults import record
 from natural_langevin import Langevin, Posterior, data, likelihoods, metrics, models
 
@@ -208,34 +208,18 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
 }
 
 
-class _Trouble(logging.Handler):
-    """Counts chains that exploded or were lost."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def emit(self, entry: logging.LogRecord) -> None:
-        text = entry.getMessage()
-        self.count += "exploded" in text or "non-finite" in text
-
-
 def ours(problem: Problem, device: str, seed: int, seconds: float | None) -> dict[str, Any]:
     """By pure defaults, or with ``seconds`` alone."""
-    trouble, logger = _Trouble(), logging.getLogger("natural_langevin")
-    logger.addHandler(trouble)
     began = time.monotonic()
-    try:
+    with Heard() as heard:
         sampler = Langevin(problem.network(), likelihoods.Categorical(), seed=seed, device=device)
-        options = {} if seconds is None else {"seconds": seconds}
-        posterior = sampler.sample((problem.x, problem.y), progress=False, **options)
+        posterior = sampler.sample((problem.x, problem.y), seconds=seconds, progress=False)
         taken = time.monotonic() - began
-    finally:
-        logger.removeHandler(trouble)
+    trouble = sum("exploded" in text or "non-finite" in text for text in heard.messages)
     began = time.monotonic()
     found = _scores(posterior.predict(problem.x_test, keep_samples=False).mean, problem.y_test)
     return found | {
-        "seconds": taken, "predicting": time.monotonic() - began, "trouble": trouble.count,
+        "seconds": taken, "predicting": time.monotonic() - began, "trouble": trouble,
         "steps": posterior.config["steps"], "batch_size": posterior.config["batch_size"],
         "execution": posterior.config["execution"],
     }  # fmt: skip

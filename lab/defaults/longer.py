@@ -7,19 +7,15 @@ What is in the file is not run again; any number of processes may share it.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import re
 import statistics
-import time
-from pathlib import Path
 from typing import Any
 
 from lab.defaults import record
-from lab.defaults.problems import Problem, problems
+from lab.defaults.problems import Problem, by_defaults, problems, steps_of
 from lab.pages import markdown
-from natural_langevin import Langevin, likelihoods
 
 TIMES = (1, 3, 10)
 PART = "longer"
@@ -29,19 +25,10 @@ ERRORS = 2.0
 
 def run(problem: Problem, times: int, steps: int | None, seed: int = 0) -> dict[str, Any]:
     """Pure defaults, with ``times`` as many steps as the recipe's, which are ``steps``."""
-    regression = problem.y.is_floating_point()
-    likelihood = likelihoods.Gaussian("rmse") if regression else likelihoods.Categorical()
-    began = time.process_time()
-    posterior = Langevin(problem.make(0.0, seed), likelihood, seed=seed).sample(
-        (problem.x, problem.y),
-        None if steps is None else times * steps,
-        partial=False,
-        progress=False,
-    )
-    cpu = time.process_time() - began
+    posterior, cpu = by_defaults(problem, seed, None if steps is None else times * steps)
     scores = posterior.evaluate(problem.x_test, problem.y_test)
     return {
-        "steps": posterior.config["steps"] + posterior.config.get("steps_before", 0),
+        "steps": steps_of(posterior),
         "nll": scores.nll,
         "nll_error": scores.nll_error,
         "sharpness": posterior.sharpness,
@@ -97,12 +84,9 @@ def table(rows: dict[str, Any]) -> str:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=record.FILE)
-    parser.add_argument("--only", nargs="*")
+    parser = record.parser(__doc__)
     parser.add_argument("--times", type=int, nargs="*", default=TIMES)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0])
-    parser.add_argument("--page", type=Path, help="a page with markers for the table")
     options = parser.parse_args()
     for name, make in problems():
         if options.only and name not in options.only:

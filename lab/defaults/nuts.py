@@ -15,40 +15,10 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import torch
-from torch import nn
 
 from lab.defaults.small import Problem
+from lab.rivals.in_jax import forward
 from natural_langevin.diagnostics import ranks
-
-ACTIVATIONS = {nn.Tanh: jnp.tanh, nn.ReLU: jax.nn.relu}
-Weights = dict[str, Any]
-
-
-def forward(network: nn.Module, w: Weights, x: Any) -> Any:
-    """The sequential torch network as a function of JAX arrays."""
-    for name, layer in network.named_children():
-        if isinstance(layer, nn.Linear):
-            x = x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
-        elif isinstance(layer, nn.Conv2d):
-            x = convolution(x, w[f"{name}.weight"], w[f"{name}.bias"])
-        elif isinstance(layer, nn.AvgPool2d):
-            x = sum(x[:, :, i::2, j::2] for i in (0, 1) for j in (0, 1)) / 4
-        elif isinstance(layer, nn.Flatten):
-            x = x.reshape(len(x), -1)
-        else:
-            x = ACTIVATIONS[type(layer)](x)
-    return x
-
-
-def convolution(x: Any, weight: Any, bias: Any) -> Any:
-    """Stride 1, no padding, as one product with all patches. A gradient through it takes as long as
-    through XLA's own convolution in float64 (2.65 and 2.56 ms, Arm), and .4 of it in float32."""
-    (o, c, kh, kw), (n, _, h, v) = weight.shape, x.shape
-    h, v = h - kh + 1, v - kw + 1
-    shifted = [x[:, :, i : i + h, j : j + v] for i in range(kh) for j in range(kw)]
-    patches = jnp.stack(shifted, 2).transpose(1, 2, 0, 3, 4).reshape(c * kh * kw, -1)
-    found = weight.reshape(o, -1) @ patches + bias[:, None]
-    return found.reshape(o, n, h, v).transpose(1, 0, 2, 3)
 
 
 def log_likelihood(problem: Problem, outputs: Any, y: Any) -> Any:

@@ -8,6 +8,7 @@ from, and as many tested on.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from lab.defaults import rivals
 from lab.uci.data import TABLES, load, split
-from natural_langevin import models
+from natural_langevin import Langevin, Posterior, likelihoods, models
 
 MOST = 1000
 
@@ -31,6 +32,30 @@ class Problem(NamedTuple):
     x_test: Tensor
     y_test: Tensor
     make: rivals.Make
+
+
+def likelihood_for(y: Tensor) -> likelihoods.Likelihood:
+    """Numbers have noise of a width that the recipe finds, labels are classes."""
+    return likelihoods.Gaussian("rmse") if y.is_floating_point() else likelihoods.Categorical()
+
+
+def by_defaults(
+    problem: Problem, seed: int = 0, steps: int | None = None, **options: Any
+) -> tuple[Posterior, float]:
+    """A posterior by pure defaults, or with other ``options`` of ``Langevin`` and, as "sample", of
+    ``sample``; and the CPU-seconds it took."""
+    began, sampled = time.process_time(), options.pop("sample", {})
+    network = problem.make(0.0, seed)
+    sampler = Langevin(network, likelihood_for(problem.y), seed=seed, **options)
+    posterior = sampler.sample(
+        (problem.x, problem.y), steps, partial=False, progress=False, **sampled
+    )
+    return posterior, time.process_time() - began
+
+
+def steps_of(posterior: Posterior) -> int:
+    """Those of all parts of a run."""
+    return int(posterior.config["steps"] + posterior.config.get("steps_before", 0))
 
 
 def _standardised(x: Tensor, reference: Tensor) -> Tensor:

@@ -7,12 +7,14 @@ write to the same file.
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lab.pages import with_part
+from lab.command import study
+from lab.pages import fill
 from natural_langevin._internal.atomic import write
 from natural_langevin._internal.folder_lock import FolderLock
 from natural_langevin.cli.experiments.origin import origin
@@ -20,6 +22,14 @@ from natural_langevin.cli.experiments.origin import origin
 FILE = Path("results/defaults.json")
 #: Seconds to wait for another process's row.
 PATIENCE = 60.0
+
+
+def parser(about: str | None) -> argparse.ArgumentParser:
+    """With --out, which is ``FILE`` as a rule, --only and --page."""
+    found = study(about, str(FILE))
+    found.add_argument("--only", nargs="*", help="some problems alone")
+    found.add_argument("--page", type=Path, help="a page with markers for the table")
+    return found
 
 
 def rows(path: Path, part: str) -> dict[str, Any]:
@@ -41,7 +51,7 @@ def keep(path: Path, part: str, name: str, row: Any, *, device: str = "cpu") -> 
 
 def show(page: Path, path: Path, part: str, table: Callable[[dict[str, Any]], str]) -> None:
     """Puts a part's table in its place on a page."""
-    page.write_text(with_part(page.read_text(), part, table(rows(path, part))))
+    fill(page, part, table(rows(path, part)))
 
 
 def _read(path: Path) -> dict[str, Any]:

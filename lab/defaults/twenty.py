@@ -11,13 +11,12 @@ from __future__ import annotations
 import argparse
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from lab.defaults import calibration, record, rivals
-from lab.defaults.problems import Problem, problems
+from lab.defaults.problems import Problem, by_defaults, problems, steps_of
 from lab.defaults.twenty_table import key, table
-from natural_langevin import Langevin, Posterior, likelihoods
+from natural_langevin import Posterior
 
 PART, RIVALS = "twenty", "rivals"
 
@@ -32,13 +31,9 @@ def counts(posterior: Posterior, problem: Problem, scores: Any) -> calibration.C
 
 def run(problem: Problem) -> dict[str, Any]:
     """Ours, by pure defaults."""
-    regression = problem.y.is_floating_point()
-    likelihood = likelihoods.Gaussian("rmse") if regression else likelihoods.Categorical()
-    began, used = time.perf_counter(), time.process_time()
-    posterior = Langevin(problem.make(0.0, 0), likelihood).sample(
-        (problem.x, problem.y), partial=False, progress=False
-    )
-    seconds, cpu = time.perf_counter() - began, time.process_time() - used
+    began = time.perf_counter()
+    posterior, cpu = by_defaults(problem)
+    seconds = time.perf_counter() - began
     scores = posterior.evaluate(problem.x_test, problem.y_test)
     found, recipe = counts(posterior, problem, scores), posterior.config["recipe"]
     return {
@@ -50,7 +45,7 @@ def run(problem: Problem) -> dict[str, Any]:
         "plain": _plain(posterior, problem),
         "seconds": seconds,
         "cpu_seconds": cpu,
-        "steps": posterior.config["steps"] + posterior.config.get("steps_before", 0),
+        "steps": steps_of(posterior),
         "step_size": recipe["step_size"],
         "prior_scale": recipe["prior_scale"],
         "sharpness": recipe["sharpness"],
@@ -82,14 +77,11 @@ def run_rivals(problem: Problem) -> dict[str, Any]:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=record.FILE)
-    parser.add_argument("--only", nargs="*")
+    parser = record.parser(__doc__)
     parser.add_argument("--splits", type=int, default=1, help="how many, from the first")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--ours", action="store_true", help="ours alone, and again")
     which.add_argument("--rivals", action="store_true", help="the rivals alone")
-    parser.add_argument("--page", type=Path, help="a page with markers for the table")
     options = parser.parse_args()
     for split in range(options.splits):
         for name, make in problems(split):

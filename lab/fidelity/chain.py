@@ -15,6 +15,7 @@ from torch.func import functional_call
 
 from lab.fidelity.contenders import Contender
 from lab.fidelity.problem import PRIOR_VARIANCE, Problem
+from lab.gpu import synchronise
 from lab.models import resnet_frn
 from natural_langevin import Langevin, likelihoods, priors
 
@@ -252,6 +253,5 @@ def kept(contender: Contender, share: float) -> bool:
 
 def now(device: str) -> float:
     """The clock, once the device has done what it was told to."""
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
+    synchronise(device)
     return time.perf_counter()

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lab import gpu
 from lab.fidelity.chain import (
     TIMED,
     WARM_UP,
@@ -79,15 +80,8 @@ class Descent:
         if not self._rows.is_cuda:
             self.run(rates)
             return
-        beside = torch.cuda.Stream()  # what is recorded must not have run on the usual stream
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
-            self.run(rates)
-        torch.cuda.current_stream().wait_stream(beside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._step()
-        self._advance = graph.replay
+        gpu.beside(lambda: self.run(rates))
+        self._advance = gpu.recorded(self._step, warm=0)
 
 
 def pace(contender: Contender, problem: Problem, settings: Settings) -> float:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -273,17 +273,21 @@ def works(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether kernels can be built here and give what plain operations give: tried once."""
     z = torch.linspace(-1, 2, 16 * 16 * 2, device=device).to(dtype).reshape(2, 16, 4, 4)
     w, b, t, s = torch.linspace(-1, 1, 64, device=device).reshape(4, 16).unbind(0)
+    kinds = (Parts(), Parts(True, True, True))
+    return tried("filter response normalisation", device, lambda: all(
+        _agrees(z, s, w, b, t, z.flip(0), parts) for parts in kinds
+    ))  # fmt: skip
+
+
+def tried(what: str, device: torch.device, agree: Callable[[], bool]) -> bool:
+    """Whether kernels ``agree`` with plain operations; the log says why not."""
     try:
-        right = all(
-            _agrees(z, s, w, b, t, z.flip(0), parts) for parts in (Parts(), Parts(True, True, True))
-        )
+        right = agree()
     except Exception as error:  # no compiler, say
-        log.warning("no kernels for filter response normalisation (%s)", error)
+        log.warning("no kernels for %s (%s)", what, error)
         return False
     if not right:
-        log.warning(
-            "the kernels of filter response normalisation are wrong on %s: not used", device
-        )
+        log.warning("the kernels of %s are wrong on %s: not used", what, device)
     return right
 
 

@@ -11,7 +11,6 @@ the same order in every run. Pixels have their channels last, stride 1 and a bor
 from __future__ import annotations
 
 import functools
-import logging
 from typing import Any
 
 import torch
@@ -26,10 +25,9 @@ from lab.models.fused_norm import (
     close,
     differentiated_again,
     total,
+    tried,
     with_graph,
 )
-
-log = logging.getLogger("natural_langevin")
 
 #: Channels from which on libraries are as fast, and pixels of a tile.
 MOST, PIXELS = 32, 256
@@ -196,19 +194,14 @@ def works(device: torch.device, dtype: torch.dtype) -> bool:
     x = torch.linspace(-1, 2, 2 * 3 * 35, device=device).sin().to(dtype).reshape(2, 3, 5, 7)
     weight = torch.linspace(-1, 1, 18 * 27, device=device).cos().to(dtype).reshape(18, 3, 3, 3)
     dy = torch.linspace(-3, 1, 36 * 35, device=device).sin().to(dtype).reshape(2, 18, 5, 7)
-    try:
+
+    def agree() -> bool:
         # By ``apply``, which takes off what a gradient under way wraps tensors in.
         found = NarrowConv.apply(x, weight), _Turned.apply(dy, weight), _Correlated.apply(x, dy)
-    except Exception as error:  # no compiler, say
-        log.warning("no kernels for narrow convolutions (%s)", error)
-        return False
-    x, weight, dy = (v.double() for v in (x, weight, dy))
-    expected = (
-        F.conv2d(x, weight, padding=1),
-        F.conv_transpose2d(dy, weight, padding=1),
-        F.conv2d(x.movedim(1, 0), dy.movedim(1, 0), padding=1).movedim(1, 0),
-    )
-    right = close(found, expected)
-    if not right:
-        log.warning("the kernels of narrow convolutions are wrong on %s: not used", device)
-    return right
+        a, w, g = (v.double() for v in (x, weight, dy))
+        return close(found, (
+            F.conv2d(a, w, padding=1), F.conv_transpose2d(g, w, padding=1),
+            F.conv2d(a.movedim(1, 0), g.movedim(1, 0), padding=1).movedim(1, 0),
+        ))  # fmt: skip
+
+    return tried("narrow convolutions", device, agree)

@@ -30,11 +30,14 @@ from typing import Any
 import torch
 
 from lab.command import at_least, guarded, options, publish, say, show
+from lab.gpu import synchronise
+from lab.jobs import NoAnswerError, answer, dismiss, started
 from lab.pages import markdown, with_part
 from lab.results import open_results, write_results
 from lab.rivals.methods import LEFT_OUT, METHODS
 from lab.rivals.problems import PROBLEMS
 from natural_langevin import metrics
+from natural_langevin._internal.extras import new_figure
 from natural_langevin.cli.experiments.origin import origin
 
 COLUMNS = ("seconds", "method", "took", "NLL", "NLL above ours", "accuracy", "ECE", "OOD AUROC",
@@ -49,13 +52,11 @@ def row(problem: str, path: Path, method: str, seconds: float, seed: int, device
     if waits:
         sys.stdin.readline()
     given = given.to(device)
-    if device.startswith("cuda"):
-        torch.zeros(1, device=device).add_(1)
-        torch.cuda.synchronize()
+    torch.zeros(1, device=device).add_(1)
+    synchronise(device)
     began = time.perf_counter()
     predict = METHODS[method](given, seconds, seed)
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
+    synchronise(device)
     took = time.perf_counter() - began
     p, y = predict(given.test_x).detach().float().cpu(), given.test_y.cpu()
     p, y = p.flatten(0, -2), y.flatten()
@@ -122,14 +123,10 @@ def with_table(text: str, results: Mapping[str, Any]) -> str:
 
 def plot(results: Mapping[str, Any], path: Path) -> None:
     """NLL over time, a line for every method, a panel for every problem."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     rows = [r for r in results["rows"] if "nll" in r]
     problems = sorted({r["problem"] for r in rows})
-    figure, axes = pyplot.subplots(1, len(problems), figsize=(5 * len(problems), 4), squeeze=False)
+    figure = new_figure(figsize=(5 * len(problems), 4))
+    axes = figure.subplots(1, len(problems), squeeze=False)
     for axis, problem in zip(axes[0], problems, strict=True):
         for method in METHODS:
             own = [r for r in rows if (r["problem"], r["method"]) == (problem, method)]
@@ -142,37 +139,24 @@ def plot(results: Mapping[str, Any], path: Path) -> None:
                               lw=width)  # fmt: skip
         axis.set(title=problem, xlabel="seconds", ylabel="test NLL")
         axis.legend(fontsize=7)
-    figure.tight_layout()
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 Key = tuple[str, str, float, int]
 
 
-def started(key: Key) -> subprocess.Popen[str]:
+def waiting_for(key: Key) -> subprocess.Popen[str]:
     """The process of a row, which waits for its turn with everything imported."""
     one = json.dumps(dict(zip(KEYS, key, strict=True)))
-    command = [sys.executable, "-m", "lab.rivals", *sys.argv[1:], "--row", one]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    return started("lab.rivals", [*sys.argv[1:], "--row", one])
 
 
 def finished(process: subprocess.Popen[str], key: Key) -> dict[str, Any]:
     """Its row; what goes wrong there is the row."""
-    base, limit = dict(zip(KEYS, key, strict=True)), 1.5 * key[2] + 20
     try:
-        out, err = process.communicate("now\n", timeout=limit)
-        sys.stderr.write(err)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        return base | {"error": f"no answer in {limit:.0f} s"}
-    lines = out.strip().splitlines()
-    if process.returncode or not lines:
-        why = (err.strip().splitlines() or ["no output"])[-1]
-        return base | {"error": f"exit {process.returncode}: {why}"}
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
+        return answer(process, 1.5 * key[2] + 20)
+    except NoAnswerError as error:
+        return dict(zip(KEYS, key, strict=True)) | {"error": str(error)}
 
 
 def main() -> None:
@@ -211,20 +195,19 @@ def main() -> None:
         if (problem, method, seconds, seed) not in done
     ]
     groups = [keys[k : k + given.together] for k in range(0, len(keys), given.together)]
-    waiting = [started(key) for key in groups[0]] if groups else []
+    waiting = [waiting_for(key) for key in groups[0]] if groups else []
     for place, group in enumerate(groups):
         processes = waiting
         if time.perf_counter() - began + max(key[2] for key in group) + 10 > given.budget:
             say(f"left for another time: {groups[place:]}")
             for process in processes:
-                process.kill()
-                process.communicate()
+                dismiss(process)
             break
         with ThreadPoolExecutor(len(group)) as pool:
             running = [pool.submit(finished, *one) for one in zip(processes, group, strict=True)]
             if place + 1 < len(groups):
                 time.sleep(max(0.0, group[0][2] - 20))  # nobody imports beside others' runs
-                waiting = [started(key) for key in groups[place + 1]]
+                waiting = [waiting_for(key) for key in groups[place + 1]]
             shared = {"device": given.device, "together": len(group),
                       "mps": "CUDA_MPS_PIPE_DIRECTORY" in os.environ}  # fmt: skip
             for one in as_completed(running):  # a file holds what has ended

@@ -19,7 +19,6 @@ made, and which counts for 200 gradients.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 from typing import Any, NamedTuple
@@ -28,10 +27,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lab.command import at_least, options, say
-from lab.results import open_results, write_results
+from lab.command import at_least, study
+from lab.results import complete
 from natural_langevin import Langevin, likelihoods, preconditioners, priors
-from natural_langevin.cli.experiments.origin import origin
 from natural_langevin.dynamics import Integrator, Microcanonical, Underdamped
 
 WEIGHTS, BATCH, ROWS, CHAINS, METRIC = 10, 16, 1024, 7, 200
@@ -205,22 +203,16 @@ def row(name: str, noise: str, method: str, gradients: int, seed: int = 0) -> di
 
 def main() -> None:
     """Runs the rows that the file does not have yet."""
-    parser = options("analytical", "Bias beside pSMILE.", out="results/analytical.json")
+    parser = study("Bias beside pSMILE.", "results/analytical.json")
     parser.add_argument("--gradients", type=at_least(2 * METRIC), default=20_000)
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--targets", nargs="+", choices=list(MOVES), default=list(MOVES))
     parser.add_argument("--noises", nargs="+", choices=NOISES, default=list(NOISES))
-    given: argparse.Namespace = parser.parse_args()
+    given = parser.parse_args()
     torch.set_num_threads(1)
-    results = open_results(given.out, {"lengths": LENGTHS, "chains": CHAINS}, [], ValueError)
-    keys = ("target", "noise", "method", "gradients")
-    done = {tuple(r[k] for k in keys) for r in results["rows"]}
-    for key in itertools.product(given.targets, given.noises, given.methods):
-        if (*key, given.gradients) not in done:
-            found = row(*key, given.gradients)
-            results["rows"].append(found)
-            write_results(given.out, results | {"origin": origin("cpu")})
-            say(str(found))
+    items = itertools.product(given.targets, given.noises, given.methods, [given.gradients])
+    by = ("target", "noise", "method", "gradients")
+    complete(given.out, {"lengths": LENGTHS, "chains": CHAINS}, items, row, by=by)
 
 
 if __name__ == "__main__":

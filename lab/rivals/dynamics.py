@@ -10,26 +10,24 @@ with its error over pairs. What is in the file is not run again.
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
 from statistics import fmean
 from typing import Any
 
 import torch
 
-from lab.command import at_least, guarded, show
+from lab.command import at_least, guarded, show, study
 from lab.defaults import calibration, dozen
 from lab.defaults.ablation import mean_and_error
 from lab.defaults.development import PROBLEMS
+from lab.defaults.problems import likelihood_for, steps_of
 from lab.defaults.twenty import counts
-from lab.jobs import side_by_side
-from lab.results import open_results, write_results
-from natural_langevin import Langevin, likelihoods
-from natural_langevin.cli.experiments.origin import origin
+from lab.results import attempted, complete
+from natural_langevin import Langevin
 from natural_langevin.dynamics import Microcanonical
 from natural_langevin.dynamics.frame import Integrator
 from natural_langevin.recipe import rules
@@ -53,25 +51,15 @@ def recipe_of(dynamics: Callable[[float], Integrator]) -> Iterator[None]:
         rules.dynamics = usual
 
 
-def row(item: tuple[str, str, int]) -> tuple[str, dict[str, Any]]:
-    """One run: its problem, dynamics and seed in one word, and what came of it."""
-    key = "|".join(map(str, item))
-    try:
-        return key, _run(*item)
-    except Exception as error:  # the others go on
-        return key, {"failed": f"{type(error).__name__}: {error}"}
-
-
-def _run(name: str, dynamics: str, seed: int) -> dict[str, Any]:
+def run(name: str, dynamics: str, seed: int) -> dict[str, Any]:
+    """One run and what came of it."""
     torch.set_num_threads(1)
     made = PROBLEMS[name](seed) if name in PROBLEMS else dozen.problem(name)
     torch.manual_seed(seed)
     network = made.make(0.0, seed) if name in PROBLEMS else made.network()  # type: ignore[union-attr]
-    numbers = made.y.is_floating_point()
-    likelihood = likelihoods.Gaussian("rmse") if numbers else likelihoods.Categorical()
     began = time.process_time()
     with recipe_of(DYNAMICS[dynamics]):
-        sampler = Langevin(network, likelihood, seed=seed, compile=False)
+        sampler = Langevin(network, likelihood_for(made.y), seed=seed, compile=False)
         posterior = sampler.sample((made.x, made.y), partial=False, progress=False)
     cpu = time.process_time() - began
     scores = posterior.evaluate(made.x_test, made.y_test)
@@ -80,7 +68,7 @@ def _run(name: str, dynamics: str, seed: int) -> dict[str, Any]:
         "nll": scores.nll,
         "calibration_error": calibration.error([counts(posterior, made, scores)]),
         "log_cpu": math.log(cpu),
-        "steps": posterior.config["steps"] + posterior.config.get("steps_before", 0),
+        "steps": steps_of(posterior),
         "step_size": posterior.plan.step_size,
         "prior_scale": posterior.plan.prior_scale,
         "lost": sampler.chains - len(posterior.healthy),
@@ -114,26 +102,21 @@ def table(rows: dict[str, dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
 
 def main() -> None:
     """Runs the pairs that the file does not have yet."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("results/dynamics.json"))
+    parser = study(__doc__, "results/dynamics.json", jobs="runs")
     parser.add_argument("--seeds", type=at_least(1), default=2)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--only", nargs="*", choices=[n for f in FAMILIES.values() for n in f])
-    parser.add_argument("--jobs", type=at_least(1), default=1, help="runs side by side")
     given = parser.parse_args()
-    results = open_results(given.out, {}, {}, ValueError)
     items = [
         (name, dynamics, seed)
         for seed in range(given.first, given.first + given.seeds)
         for name in given.only or [n for f in FAMILIES.values() for n in f]
         for dynamics in DYNAMICS
-        if "|".join((name, dynamics, str(seed))) not in results["rows"]
     ]
-    for key, found in side_by_side(row, items, given.jobs):
-        results["rows"][key] = found
-        summary = {family: differences(results["rows"], family) for family in FAMILIES}
-        write_results(given.out, results | {"origin": origin("cpu"), "summary": summary})
-        print(key, found, flush=True)
+    results = complete(
+        given.out, {}, items, partial(attempted, run), jobs=given.jobs,
+        summary=lambda rows: {family: differences(rows, family) for family in FAMILIES},
+    )  # fmt: skip
     show(*table(results["rows"]))
 
 

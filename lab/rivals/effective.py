@@ -13,11 +13,9 @@ ours are defaults, and the same with all data.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from lab.command import study
+from lab.results import write_results
 from natural_langevin import Langevin, likelihoods, priors
 from natural_langevin.cli.experiments.origin import origin
 from natural_langevin.diagnostics import ranks
@@ -192,8 +192,7 @@ def described(run: Run) -> dict[str, Any]:
 
 def main() -> None:
     """Runs what the file does not have yet."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
+    parser = study(__doc__)
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     given = parser.parse_args()
@@ -208,7 +207,7 @@ def main() -> None:
             shown = {k: v for k, v in rows[method].items() if k not in ("mean", "sd")}
             print(name, method, json.dumps(shown), flush=True)
             results["origin"] = origin("cpu")
-            given.out.write_text(json.dumps(results, indent=1) + "\n")
+            write_results(given.out, results)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 from torch.nn.functional import cross_entropy
 
+from lab import gpu
 from lab.command import say
 
 Stack = dict[str, Tensor]
@@ -69,27 +70,12 @@ class Many:
 
         if not self.in_turn:
             return step
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                step()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
-                step()
+            return gpu.recorded(step, warm=3)
         except RuntimeError as error:  # then step by step, and slower
             say(f"not recorded: {str(error).splitlines()[0]}")
             torch.cuda.synchronize()
             return step
-
-        def replay(moved: Callable[[], None] = step) -> None:
-            """``moved`` is held because the graph writes to its moments, which are no outputs: let
-            go, their memory would be given to others."""
-            graph.replay()
-
-        return replay
 
     @torch.no_grad()
     def predict(self, weights: Stack, x: Tensor, rows: int = 2000) -> Tensor:
@@ -125,8 +111,7 @@ class Clock:
         self.steps = max(1, min(100, 2 * self.steps, int(0.005 * self.seconds / pace)))
 
     def spent(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
+        gpu.synchronise(self.device)
         return time.perf_counter() - self.began
 
 

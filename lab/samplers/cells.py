@@ -16,15 +16,18 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lab.results import finite
 from lab.samplers.problems import (
     CHAINS,
-    PROBLEMS,
     STEEPNESS,
     exact,
     predictions,
@@ -34,6 +37,7 @@ from lab.samplers.problems import (
     sampler,
     starts,
     steepness,
+    store_in,
 )
 from natural_langevin import models
 from natural_langevin.cli.experiments.origin import origin
@@ -131,11 +135,6 @@ def smaller() -> dict[str, Any]:
     return {"origin": here, "rows": rows}
 
 
-def finite(row: dict[str, Any]) -> dict[str, Any]:
-    """For JSON, which knows no infinity: None in its place."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-
-
 def heated(dynamics: str, metric: str) -> dict[str, Any]:
     """The linear regression's bias with a quarter of the data in a batch."""
     of = sampler(
@@ -176,14 +175,24 @@ def _descent(steps: int = 150) -> float:
     return 1e6 * (time.process_time() - begin) / steps
 
 
-def cells(metrics: list[str]) -> Iterator[tuple[str, str, str, Callable[[], dict[str, Any]]]]:
-    """(kind, dynamics, metric, how)."""
-    for metric in metrics:
-        for kind in PROBLEMS:
-            for name in DYNAMICS:
-                yield kind, name, metric, lambda k=kind, n=name, m=metric: explored(k, n, m)
-        for name in DYNAMICS:
-            yield "cost", name, metric, lambda n=name, m=metric: cost(n, m)
-        for name in [*DYNAMICS, *CORRECTED]:
-            if not name.startswith("Adjusted"):  # it takes all data
-                yield "heat", name, metric, lambda n=name, m=metric: heated(n, m)
+def cells() -> Iterator[tuple[str, str, str]]:
+    """(kind, dynamics, metric), the longest first; a step's cost is read last, when others are
+    done."""
+    metrics = sorted(METRICS, key=lambda m: m in ("Euclidean", "RMSProp"))
+    for kind in ("wave", "moons", "line", "heat", "cost"):
+        names = [*DYNAMICS, *CORRECTED] if kind == "heat" else DYNAMICS
+        for metric, name in product(metrics, names):
+            if kind != "heat" or not name.startswith("Adjusted"):  # it takes all data
+                yield kind, name, metric
+
+
+def measured(kind: str, dynamics: str, metric: str, *, folder: Path) -> dict[str, Any]:
+    """One cell; what cannot be run says why. References are in ``folder``."""
+    store_in(folder)
+    how = {"cost": cost, "heat": heated}.get(kind, partial(explored, kind))
+    row: dict[str, Any] = {"kind": kind, "dynamics": dynamics, "metric": metric}
+    try:
+        row |= how(dynamics, metric)
+    except (ValueError, TypeError, torch.linalg.LinAlgError) as error:
+        row["error"] = f"{type(error).__name__}: {error}"
+    return finite(row)

@@ -46,7 +46,7 @@ def table(found: list[dict[str, Any]]) -> str:
         *(f"ESS/s, {title}" for title in PROBLEMS.values()),
         *(f"gap and spread, {PROBLEMS[k]}" for k in ("moons", "wave")),
     ]  # fmt: skip
-    lines = [f"| dynamics | metric | {' | '.join(titles)} |", "|---" * (2 + len(titles)) + "|"]
+    lines = []
     for name in [*DYNAMICS, *CORRECTED]:
         for metric in METRICS:
             row = {k: known.get((name, metric, k)) for k in ("cost", "heat", *PROBLEMS)}
@@ -55,8 +55,8 @@ def table(found: list[dict[str, Any]]) -> str:
             shown = [_cost(row["cost"]), _bias(row["line"]), _bias(row["heat"])]
             shown += [_rate(row[k]) for k in PROBLEMS]
             shown += [_distance(row[k]) for k in ("moons", "wave")]
-            lines.append(f"| {name} | `{metric}` | {' | '.join(shown)} |")
-    return "\n".join(lines)
+            lines.append((name, f"`{metric}`", *shown))
+    return markdown(["metric", *titles], lines, first="dynamics")
 
 
 def spreads(rows: list[dict[str, Any]]) -> str:
@@ -78,20 +78,21 @@ def _spread(row: dict[str, Any]) -> str:
 
 def order(rows: list[dict[str, Any]]) -> str:
     """The table of results/integrator-order.json."""
-    sizes = rows[0]["step_sizes"]
-    head = [f"η λ = {size:g}" for size in sizes]
-    lines = [f"| target | integrator | {' | '.join(head)} | order |"]
-    lines.append("|---" * (3 + len(sizes)) + "|")
-    for row in rows:
-        shown = " | ".join(f"{100 * b:+.3f}" if abs(b) > 1e-9 else "0" for b in row["bias"])
-        power = "none" if row["order"] is None else f"{row['slope']:.3f}"
-        lines.append(f"| {row['target']} | {row['integrator']} | {shown} | {power} |")
-    return "\n".join(lines)
+    head = [f"η λ = {size:g}" for size in rows[0]["step_sizes"]]
+    lines = [
+        (
+            row["target"], row["integrator"],
+            *(f"{100 * b:+.3f}" if abs(b) > 1e-9 else "0" for b in row["bias"]),
+            "none" if row["order"] is None else f"{row['slope']:.3f}",
+        )
+        for row in rows
+    ]  # fmt: skip
+    return markdown(["integrator", *head, "order"], lines, first="target")
 
 
 def filled(page: str, known: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     """The page with its tables."""
-    page = with_part(with_part(page, "samplers", table(known["cells"])), "order", order(rows))
+    page = with_part(with_part(page, "samplers", table(known["rows"])), "order", order(rows))
     page = with_part(page, "smaller", spreads(known.get("smaller", {"rows": []})["rows"]))
     return with_part(page, "nuts", exactness(known.get("nuts", [])))
 

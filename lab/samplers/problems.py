@@ -114,13 +114,19 @@ def exact() -> tuple[Tensor, Tensor]:
 
 
 #: Where references are kept for other processes, if anywhere.
-STORED: list[Path] = []
+_STORED: list[Path] = []
+
+
+def store_in(folder: Path) -> None:
+    """Has references kept in a folder, for other processes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _STORED[:] = [folder]
 
 
 @cache
 def reference(name: str) -> dict[str, Any]:
     """Metropolis-adjusted trajectories of 10 steps, from where BAOAB came to from the prior."""
-    files = [folder / f"reference-{name}.pt" for folder in STORED]
+    files = [folder / f"reference-{name}.pt" for folder in _STORED]
     if files and files[0].exists():
         found: dict[str, Any] = torch.load(files[0], weights_only=True)
         return found

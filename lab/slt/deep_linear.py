@@ -8,22 +8,20 @@ The truth is that of finite n (``linear_networks.truth``), or what an earlier fi
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lab.command import at_least
-from lab.jobs import side_by_side
-from lab.results import open_results, write_results
+from lab.command import study
+from lab.results import complete
 from lab.slt.linear_networks import network, truth
 from natural_langevin import likelihoods, slt
-from natural_langevin.cli.experiments.origin import origin
 
 
 def row(
@@ -61,29 +59,11 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
     }  # fmt: skip
 
 
-def keep_seeds(
-    out: Path, settings: dict[str, Any], count: int, jobs: int,
-    row: Callable[[int], dict[str, Any]],
-    summary: Callable[[list[dict[str, Any]]], dict[str, Any]],
-) -> None:  # fmt: skip
-    """Runs the seeds below ``count`` that the file does not have yet; it is written after each."""
-    results = open_results(out, settings, [], ValueError)
-    done = {known["seed"] for known in results["rows"]}
-    missing = [seed for seed in range(count) if seed not in done]
-    for found in side_by_side(row, missing, jobs):
-        rows = sorted([*results["rows"], found], key=lambda known: known["seed"])
-        results |= {"rows": rows, "origin": origin("cpu"), "summary": summary(rows)}
-        write_results(out, results)
-        print(found, results["summary"], flush=True)
-
-
 def main() -> None:
     """Runs the networks that the file does not have yet."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
+    parser = study(__doc__, jobs="networks")
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--steps", type=int, default=600, help="leapfrog steps of a trajectory")
-    parser.add_argument("--jobs", type=at_least(1), default=1, help="networks side by side")
     parser.add_argument("--truth", type=Path, help="an earlier file, with the same --steps")
     given = parser.parse_args()
     truths: dict[int, dict[str, float]] = {}
@@ -92,9 +72,10 @@ def main() -> None:
         if known["settings"] != {"steps": given.steps}:
             parser.error(f"--truth was made with {known['settings']}, not --steps {given.steps}")
         truths = {known["seed"]: known["truth"] for known in known["rows"]}
-    keep_seeds(
-        given.out, {"steps": given.steps}, given.count, given.jobs,
-        partial(row, steps=given.steps, truths=truths), summary,
+    complete(
+        given.out, {"steps": given.steps}, product(range(given.count)),
+        partial(row, steps=given.steps, truths=truths), by=("seed",), jobs=given.jobs,
+        summary=summary,
     )  # fmt: skip
 
 

@@ -5,24 +5,22 @@ python -m lab.slt.evidence --out results/evidence.json
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lab.command import study
+from lab.results import complete
 from natural_langevin import evidence, likelihoods, priors
-from natural_langevin.cli.experiments.origin import origin
 
-#: Inputs, rows, the prior's variance, and the deviation of the noise.
+#: Weights (one of them the bias), rows, the prior's variance, and the deviation of the noise.
 MODELS = (
-    (1, 30, 1.0, 1.0), (2, 50, 1.0, 0.5), (4, 10_000, 1.0, 0.5), (7, 300, 0.1, 1.0),
-    (9, 1000, 1.0, 0.5), (14, 5000, 2.0, 1.0), (19, 200, 0.5, 0.7), (29, 500, 1.0, 0.5),
-    (39, 2000, 0.3, 1.0), (49, 10_000, 1.0, 0.5),
+    (2, 30, 1.0, 1.0), (3, 50, 1.0, 0.5), (5, 10_000, 1.0, 0.5), (8, 300, 0.1, 1.0),
+    (10, 1000, 1.0, 0.5), (15, 5000, 2.0, 1.0), (20, 200, 0.5, 0.7), (30, 500, 1.0, 0.5),
+    (40, 2000, 0.3, 1.0), (50, 10_000, 1.0, 0.5),
 )  # fmt: skip
 
 
@@ -46,28 +44,28 @@ def closed_form(x: Tensor, y: Tensor, variance: float, sigma: float) -> float:
     return float(fit - volume - n / 2 * math.log(2 * math.pi * sigma**2))
 
 
+def row(weights: int, count: int, variance: float, sigma: float) -> dict[str, Any]:
+    """One model: ours and the closed form."""
+    x, y = data_of(weights - 1, count, sigma)
+    torch.manual_seed(0)
+    began = time.process_time()
+    found = evidence.log_marginal_likelihood(
+        nn.Linear(weights - 1, 1), likelihoods.Gaussian(sigma=sigma), (x, y),
+        prior=priors.Gaussian(variance=variance),
+    )  # fmt: skip
+    return {
+        "weights": weights, "rows": count, "variance": variance, "sigma": sigma,
+        "exact": closed_form(x, y, variance, sigma), "value": found.value,
+        "error": found.error, "stepping_stone": found.stepping_stone,
+        "powers": len(found.powers), "swaps": min(found.swaps), "warnings": found.warnings,
+        "seconds": time.process_time() - began,
+    }  # fmt: skip
+
+
 def main() -> None:
     """Writes a row for every model."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    out, rows = parser.parse_args().out, list[dict[str, Any]]()
-    for inputs, count, variance, sigma in MODELS:
-        x, y = data_of(inputs, count, sigma)
-        torch.manual_seed(0)
-        began = time.process_time()
-        found = evidence.log_marginal_likelihood(
-            nn.Linear(inputs, 1), likelihoods.Gaussian(sigma=sigma), (x, y),
-            prior=priors.Gaussian(variance=variance),
-        )  # fmt: skip
-        rows.append({
-            "weights": inputs + 1, "rows": count, "variance": variance, "sigma": sigma,
-            "exact": closed_form(x, y, variance, sigma), "value": found.value,
-            "error": found.error, "stepping_stone": found.stepping_stone,
-            "powers": len(found.powers), "swaps": min(found.swaps), "warnings": found.warnings,
-            "seconds": time.process_time() - began,
-        })  # fmt: skip
-        print(rows[-1], flush=True)
-        out.write_text(json.dumps({"origin": origin("cpu"), "rows": rows}, indent=1) + "\n")
+    by = ("weights", "rows", "variance", "sigma")
+    complete(study(__doc__).parse_args().out, {}, MODELS, row, by=by)
 
 
 if __name__ == "__main__":

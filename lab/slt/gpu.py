@@ -3,7 +3,7 @@
     python -m lab.slt.gpu --out results/slt-gpu.json --device cuda --budget 180
 
 Rows, each in a process of its own that ends after ``--limit`` seconds, or with the budget; what it
-has logged, with seconds, is on stderr as it comes:
+has logged, with seconds, is on stderr when it ends:
 
     perceptron             784-400-400-10, 6 chains of 5,000 steps on minibatches of 512: 2,500, and
                            2,500 of the second run, which measures what minibatches add
@@ -26,12 +26,10 @@ import argparse
 import json
 import logging
 import math
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,6 +37,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
+from lab.command import add_device, study
+from lab.gpu import synchronise
+from lab.jobs import answer, started
+from lab.results import attempted, write_results
 from lab.slt.peers import Batches
 from natural_langevin import data, likelihoods, models, preconditioners, slt
 from natural_langevin.cli.experiments.origin import origin
@@ -64,8 +66,7 @@ def timed(device: str, run: Any) -> tuple[Any, float]:
     """What ``run`` returns, and its seconds with the device at rest."""
     began = time.perf_counter()
     found = run()
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
+    synchronise(device)
     return found, time.perf_counter() - began
 
 
@@ -217,25 +218,10 @@ ROWS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 }
 
 
-def isolated(name: str, limit: float) -> dict[str, Any]:
-    """A row in a process of its own; what goes wrong there is the row."""
-    command = [sys.executable, "-m", "lab.slt.gpu", *sys.argv[1:], "--row", name]
-    try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=limit)
-    except subprocess.TimeoutExpired:
-        return {"failed": f"no answer in {limit:.0f} s"}
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        return {"failed": f"exit {done.returncode}"}
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
-
-
 def main() -> None:
     """Writes every row, and prints it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--device", default="cuda")
+    parser = study(__doc__)
+    add_device(parser)
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--training", type=int, default=2000)
     parser.add_argument("--checkpoints", type=int, default=100)
@@ -262,9 +248,10 @@ def main() -> None:
         left = ends - time.monotonic()
         if left <= 0:
             break
-        results["rows"][name] = isolated(name, min(given.limit, left))
+        process = started("lab.slt.gpu", [*sys.argv[1:], "--row", name])
+        results["rows"][name] = attempted(answer, process, min(given.limit, left))
         print(json.dumps({name: results["rows"][name]}), flush=True)
-        given.out.write_text(json.dumps(results, indent=1) + "\n")
+        write_results(given.out, results)
 
 
 if __name__ == "__main__":

@@ -8,14 +8,13 @@ all data in every step, of the same deep linear networks with the same step size
 
 from __future__ import annotations
 
-import argparse
 import math
 from functools import partial
-from pathlib import Path
+from itertools import product
 from typing import Any
 
-from lab.command import at_least
-from lab.slt.deep_linear import keep_seeds
+from lab.command import at_least, study
+from lab.results import complete
 from lab.slt.linear_networks import network
 from natural_langevin import likelihoods, slt
 
@@ -57,16 +56,14 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 def main() -> None:
     """Runs the networks that the file does not have yet."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
+    parser = study(__doc__, jobs="networks")
     parser.add_argument("--count", type=at_least(1), default=28)
     parser.add_argument("--steps", type=at_least(10), default=6000)
-    parser.add_argument("--jobs", type=at_least(1), default=1, help="networks side by side")
     given = parser.parse_args()
-    settings = {"steps": given.steps, "rows": ROWS}
-    keep_seeds(
-        given.out, settings, given.count, given.jobs, partial(row, steps=given.steps), summary
-    )
+    complete(
+        given.out, {"steps": given.steps, "rows": ROWS}, product(range(given.count)),
+        partial(row, steps=given.steps), by=("seed",), jobs=given.jobs, summary=summary,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -9,22 +9,19 @@ most), the prior precision GAMMA of both; the truth is by Hamiltonian Monte Carl
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import time
-from pathlib import Path
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lab.command import at_least
-from lab.jobs import side_by_side
+from lab.command import study
+from lab.results import complete
 from lab.slt.linear_networks import LinearNetwork, network, truth
 from natural_langevin import likelihoods, priors, slt
-from natural_langevin.cli.experiments.origin import origin
 
 GAMMA, BATCH = 10.0, 500
 #: Steps of its chains at most: five times its default number of draws, and as many before them.
@@ -94,15 +91,11 @@ def row(seed: int) -> dict[str, Any]:
 
 def main() -> None:
     """Writes a row for every network."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
+    parser = study(__doc__, jobs="networks")
     parser.add_argument("--count", type=int, default=12)
-    parser.add_argument("--jobs", type=at_least(1), default=1, help="networks side by side")
-    given, rows = parser.parse_args(), list[dict[str, Any]]()
-    for found in side_by_side(row, range(given.count), given.jobs):
-        rows = sorted([*rows, found], key=lambda known: known["seed"])
-        print(found, flush=True)
-        given.out.write_text(json.dumps({"origin": origin("cpu"), "rows": rows}, indent=1) + "\n")
+    given = parser.parse_args()
+    settings = {"gamma": GAMMA, "batch": BATCH, "most": MOST}
+    complete(given.out, settings, product(range(given.count)), row, by=("seed",), jobs=given.jobs)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,14 @@ noise; its deviation here, .1, is the one of several tried that comes near them.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lab.command import study
+from lab.results import write_results
 from natural_langevin import dynamics, likelihoods, slt
 from natural_langevin.cli.experiments.origin import origin
 
@@ -64,8 +63,7 @@ def described(found: slt.LearningCoefficient, seconds: float, cpu_seconds: float
 
 def main() -> None:
     """Writes all of it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
+    parser = study(__doc__)
     parser.add_argument("--rows", type=int, default=10_000)
     parser.add_argument("--reference", type=int, default=4000, help="steps of the adjusted run")
     given = parser.parse_args()
@@ -79,7 +77,7 @@ def main() -> None:
         return described(found, time.perf_counter() - began, time.process_time() - worked)
 
     def keep() -> None:
-        given.out.write_text(json.dumps(results, indent=1) + "\n")
+        write_results(given.out, results)
 
     net = relu_network((10, 20, 20, 10))
     data = rows_of(net, 10, given.rows, SMALL)

@@ -12,18 +12,17 @@ of all weights.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import math
 import time
-from pathlib import Path
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lab.command import at_least
-from lab.slt.deep_linear import keep_seeds
+from lab.command import at_least, study
+from lab.results import complete
 from natural_langevin import evidence, likelihoods, priors
 
 ROWS, SIGMA, VARIANCE, WIDTHS, TRUE, STARTS = 150, 0.1, 9.0, (1, 2, 3, 4), (1, 2, 3), 3
@@ -120,16 +119,17 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 def main() -> None:
     """Runs the data sets that the file does not have yet."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
+    parser = study(__doc__, jobs="data sets")
     parser.add_argument("--count", type=at_least(1), default=50)
-    parser.add_argument("--jobs", type=at_least(1), default=1, help="data sets side by side")
     given = parser.parse_args()
     settings = {
         "rows": ROWS, "sigma": SIGMA, "variance": VARIANCE, "widths": WIDTHS, "true": TRUE,
         "starts": STARTS,
     }  # fmt: skip
-    keep_seeds(given.out, settings, given.count, given.jobs, row, summary)
+    complete(
+        given.out, settings, product(range(given.count)), row, by=("seed",), jobs=given.jobs,
+        summary=summary,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

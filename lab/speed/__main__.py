@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
-from lab.speed.command import measure_and_show
+from lab.speed.plot import plot
+from lab.speed.run import run
 from lab.speed.settings import BenchError, Settings
+from lab.speed.show import plain
 
 
 def main(words: list[str] | None = None) -> None:
-    """What to measure, as ``Settings`` has it."""
+    """What to measure, as ``Settings`` has it: results to --out after every section, tables to the
+    terminal, and a picture of them beside --out."""
     parser = argparse.ArgumentParser(prog="python -m lab.speed")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("bench.json"))
@@ -29,9 +33,14 @@ def main(words: list[str] | None = None) -> None:
     out = given.pop("out")
     for name in ("sections", "networks", "only", "chains"):
         given[name] = tuple(given[name])
-    settings = Settings(**given)
+    started = time.monotonic()
+
+    def say(line: str) -> None:
+        print(f"[{time.monotonic() - started:6.1f} s] {line}", file=sys.stderr, flush=True)
+
     try:
-        measure_and_show(settings, out=out, picture=out.with_suffix(".png"))
+        results = run(Settings(**given), out=out, say=say)
+        print(plain(results), out, plot(results, out.with_suffix(".png")), sep="\n")
     except BenchError as error:
         sys.exit(f"bench: {error}")
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from lab.gpu import synchronise
 from lab.speed.contender import Contender, Ready, Status, Unavailable
 from lab.speed.problems import Problem
 
@@ -103,12 +104,6 @@ def timed(device: torch.device, row: Row, count: int) -> tuple[float, float, int
     synchronise(device)
     elapsed, cpu = time.perf_counter() - started, time.process_time() - cpu
     return elapsed, cpu, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
-
-
-def synchronise(device: torch.device) -> None:
-    """Wait for what a GPU has been given; nothing on a CPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _block(device: torch.device, row: Row, seconds: float) -> int:

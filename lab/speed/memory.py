@@ -24,7 +24,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from lab.speed.measure import Say, synchronise
+from lab.gpu import synchronise
+from lab.speed.measure import Say
 from lab.speed.ours import sampler
 from lab.speed.problems import Problem, problem
 from lab.speed.settings import Settings

@@ -5,16 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from natural_langevin._internal.extras import new_figure
+
 
 def plot(results: dict[str, Any], path: Path) -> str:
     """Writes the picture and returns its path, or says why there is none."""
-    try:
-        import matplotlib
-    except ImportError:
-        return "no picture: pip install 'natural-langevin[bench]' for matplotlib"
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     networks = results["sections"].get("steps", {}).get("networks", [])
     bars = [(part["network"], [r for r in part["rows"] if "ratio" in r]) for part in networks]
     bars = [(name, rows) for name, rows in bars if rows]
@@ -22,7 +17,10 @@ def plot(results: dict[str, Any], path: Path) -> str:
     heights = [0.8 + 0.3 * len(rows) for _, rows in bars] + ([3.0] if axes else [])
     if not heights:
         return "no picture: neither steps nor growth were measured"
-    figure = plt.figure(figsize=(9, sum(heights)), layout="constrained")
+    try:
+        figure = new_figure(figsize=(9, sum(heights)))
+    except ImportError:
+        return "no picture: pip install 'natural-langevin[bench]' for matplotlib"
     places = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     for place, (name, rows) in zip(places, bars, strict=False):
         _bars(place.subplots(), name, rows)
@@ -30,7 +28,6 @@ def plot(results: dict[str, Any], path: Path) -> str:
         _curves(places[-1].subplots(1, len(axes), sharey=True), axes)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
-    plt.close(figure)
     return str(path)
 
 

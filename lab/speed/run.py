@@ -7,7 +7,6 @@ import datetime
 import json
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -22,7 +21,7 @@ from lab.speed.contenders import contenders
 from lab.speed.measure import Say
 from lab.speed.problems import NETWORKS
 from lab.speed.settings import SECTIONS, BenchError, Settings
-from natural_langevin._internal.atomic import write_output
+from natural_langevin._internal.atomic import check_writable, write_output
 from natural_langevin._internal.checked_json import read_json
 from natural_langevin.cli.experiments.origin import origin
 
@@ -151,8 +150,7 @@ def _check_writable(out: Path) -> None:
     """Before anything is measured, rather than after."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out.parent):
-            pass
+        check_writable(out.parent)
     except OSError as error:
         raise BenchError(f"cannot write {out}: {error.strerror or error}") from None
 

@@ -26,9 +26,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lab.gpu import synchronise
 from lab.speed import peers
 from lab.speed.contender import Layers, Ready, Unavailable
-from lab.speed.measure import Say, synchronise
+from lab.speed.measure import Say
 from lab.speed.plain import flat
 from lab.speed.problems import Problem
 from lab.warm_start import WarmStart

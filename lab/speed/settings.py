@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -54,21 +54,16 @@ class Settings:
         if any(count < 1 for count in self.chains):
             raise BenchError(f"chains must be at least 1, got {list(self.chains)}")
         quick = self.quick
-        return Settings(
+        return replace(
+            self,
             device=device,
             chains=self.chains or ((1,) if quick else ()),
             repeats=self.repeats or (3 if quick else 10),
-            quick=quick,
             sections=self.sections or (("steps",) if quick else SECTIONS),
             networks=self.networks or (("mlp",) if quick else USUAL),
-            only=self.only,
-            compile=self.compile,
             precision=precision,
-            seed=self.seed,
-            resume=self.resume,
             threads=self.threads or os.cpu_count() or 1,
             block_seconds=self.block_seconds or BLOCK_SECONDS[kind] / (2 if quick else 1),
-            sizes=self.sizes,
         )
 
 

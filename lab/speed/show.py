@@ -1,14 +1,15 @@
-"""The results as a table: rich where it is installed, plain text elsewhere."""
+"""The results as tables."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-HEADINGS = ("contender", "chains", "µs / chain-step", "quartiles", "÷ eager SGD", "in CPU time")
+from lab.pages import markdown
+
+HEADINGS = ("chains", "µs / chain-step", "quartiles", "÷ eager SGD", "in CPU time")
 
 
-#: Title, headings, rows.
+#: Title, headings of all columns but the first, rows.
 TableParts = tuple[str, tuple[str, ...], list[list[str]]]
 
 
@@ -24,7 +25,7 @@ def tables(results: dict[str, Any]) -> list[TableParts]:
         found.append(_growth(results["sections"]["growth"]))
     figures = _figures(results["sections"])
     if figures:
-        found.append(("one process", ("figure", "value"), figures))
+        found.append(("one process", ("value",), figures))
     return found
 
 
@@ -36,7 +37,7 @@ def _samples(section: dict[str, Any]) -> TableParts:
         ]
         for row in section["rows"] if row["chosen"]
     ]  # fmt: skip
-    headings = ("sampler", "step size", "bias", "ESS", "ESS / s", "ESS / CPU-s")
+    headings = ("step size", "bias", "ESS", "ESS / s", "ESS / CPU-s")
     return "effective samples in function space", headings, rows
 
 
@@ -48,7 +49,7 @@ def _growth(section: dict[str, Any]) -> TableParts:
             rows.append([f"{axis} {point['size']}", cells[1], cells[2], cells[4]])
         if part["exponent"] is not None:
             rows.append([f"{axis}: a step grows like {axis}^{part['exponent']:.2f}", "", "", ""])
-    return "QDOP as one thing grows", ("", *HEADINGS[1:3], HEADINGS[4]), rows
+    return "QDOP as one thing grows", (*HEADINGS[:2], HEADINGS[3]), rows
 
 
 def _figures(sections: dict[str, Any]) -> list[list[str]]:
@@ -106,41 +107,7 @@ def notes(results: dict[str, Any]) -> list[str]:
     return found
 
 
-def show(results: dict[str, Any]) -> None:
-    """Print all tables: by rich where it is installed."""
-    try:
-        _rich(results)
-    except ImportError:
-        print(plain(results))
-
-
 def plain(results: dict[str, Any]) -> str:
-    """All tables as text in columns."""
-    lines = []
-    for title, headings, rows in tables(results):
-        whole = [list(headings), *rows]
-        widths = [max(len(row[i]) for row in whole) for i in range(len(headings))]
-        lines += ["", title]
-        for row in whole:
-            cells = [row[0].ljust(widths[0])]
-            cells += [c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)]
-            lines.append("  ".join(cells).rstrip())
-    return "\n".join([*lines, "", *notes(results)])
-
-
-def _rich(results: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(width=120)  # a pipe or a file has no width of its own
-    for title, headings, rows in tables(results):
-        table = Table(title=title, title_justify="left", pad_edge=False)
-        for index, heading in enumerate(headings):
-            table.add_column(heading, justify="right" if index else "left")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-    for note in notes(results):
-        console.print(note, style="dim", markup=False)
+    """All tables, each below its title, and the notes."""
+    parts = [f"{title}\n\n{markdown(head, rows)}\n" for title, head, rows in tables(results)]
+    return "\n".join([*parts, *notes(results)])

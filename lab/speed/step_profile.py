@@ -80,11 +80,10 @@ def _line(frames: list[dict[str, Any]]) -> str:
 def profile(network: str, name: str, device: torch.device) -> dict[str, Any]:
     rows = contenders(device, ["optimizer", "langevin"], ["QDOP", "RMSProp", "Euclidean"])
     row = next(r for r in [Row("SGD", 1, sgd), *rows] if r.name == name)
-    problem, on_gpu = PROBLEMS[network], device.type == "cuda"
-    data = problem.data(device)
+    task, on_gpu = PROBLEMS[network].task(device), device.type == "cuda"
     if on_gpu:
         torch.cuda.memory._record_memory_history(stacks="python", max_entries=400_000)
-    one = Measured(row, problem, data, device)
+    one = Measured(row, task)
     found: dict[str, Any] = {"network": network, "row": name, "memory_MiB": one.memory}
     if on_gpu:
         trace = torch.cuda.memory._snapshot()["device_traces"][device.index or 0]

@@ -25,9 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import sklearn
 import torch
 
+from lab import pages
 from lab.defaults import calibration
 from lab.defaults.twenty_table import GOAL
 from lab.jobs import side_by_side
@@ -84,22 +86,27 @@ def of_calibration(scores: Scores) -> calibration.Counts:
     return calibration.of_coverage(coverage, len(inside))
 
 
+def predicted(
+    method: str, kind: str, x: pd.DataFrame, y: Array, x_test: pd.DataFrame, seed: int
+) -> tuple[Any, dict[str, Any]]:
+    """The law, or the class probabilities, of test rows by a method, None where it has none; and
+    what a fit of ours says of itself."""
+    if method != OURS:
+        return run_rival(method, x, y, x_test, kind, seed), {}
+    estimator = NaturalLangevinClassifier if kind == "class" else NaturalLangevinRegressor
+    model: Any = estimator(random_state=seed, verbose=False).fit(x, y)
+    said = model.predict_proba(x_test) if kind == "class" else model.predict_dist(x_test)
+    return said, {"chosen": model.reason_}
+
+
 def fit_and_score(name: str, method: str, number: int, folder: Path) -> tuple[Scores, Any] | None:
     """One fit, scored on the test rows; None where the method has no law for such a target."""
     x, y, x_test, y_test = split(name, number, folder)
     kind = TABLES[name].kind
     began, started = time.process_time(), time.perf_counter()
-    about: dict[str, Any] = {}
-    said: Any
-    if method == OURS:
-        estimator = NaturalLangevinClassifier if kind == "class" else NaturalLangevinRegressor
-        model: Any = estimator(random_state=number, verbose=False).fit(x, y)
-        said = model.predict_proba(x_test) if kind == "class" else model.predict_dist(x_test)
-        about["chosen"] = model.reason_
-    else:
-        said = run_rival(method, x, y, x_test, kind, number)
-        if said is None:
-            return None
+    said, about = predicted(method, kind, x, y, x_test, number)
+    if said is None:
+        return None
     about |= {
         "cpu_seconds": time.process_time() - began,
         "seconds": time.perf_counter() - started,
@@ -213,11 +220,11 @@ def behind(row: dict[str, Any], score: str) -> float:
 
 def markdown(rows: list[dict[str, Any]]) -> str:
     """A line per table: ours, and the best rival of either score with the paired difference."""
-    lines = [
-        "| table | ours: NLL | best rival | ours − it | ours: RMSE or wrong | best rival "
-        "| ours − it | calibration (if calibrated) | CPU s | rival's |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    columns = (
+        "ours: NLL", "best rival", "ours − it", "ours: RMSE or wrong", "best rival", "ours − it",
+        "calibration (if calibrated)", "CPU s", "rival's",
+    )  # fmt: skip
+    lines = []
     for name in TABLES:
         mine = [r for r in rows if r["table"] == name and r["method"] == OURS]
         others = [r for r in rows if r["table"] == name and r["method"] != OURS]
@@ -235,12 +242,12 @@ def markdown(rows: list[dict[str, Any]]) -> str:
                 f"**{text}**" if behind(best, score) > 2 else text,
             ]
         first = min(others, key=lambda r: r["nll"])
-        lines.append(
-            f"| {name} ({TABLES[name].why}) | {' | '.join(cells)} | {ours['calibration']:.3f} "
-            f"({ours['calibration_if_calibrated']:.3f}) "
-            f"| {ours['cpu_seconds']:.1f} | {first['cpu_seconds']:.1f} |"
-        )
-    return "\n".join(lines)
+        lines.append((
+            f"{name} ({TABLES[name].why})", *cells,
+            f"{ours['calibration']:.3f} ({ours['calibration_if_calibrated']:.3f})",
+            f"{ours['cpu_seconds']:.1f}", f"{first['cpu_seconds']:.1f}",
+        ))  # fmt: skip
+    return pages.markdown(columns, lines, first="table")
 
 
 def counts(rows: list[dict[str, Any]]) -> dict[str, Any]:

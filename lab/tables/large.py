@@ -16,9 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab.tables.compare import class_scores, number_scores
-from lab.tables.rivals import run_rival
-from natural_langevin.sklearn import NaturalLangevinClassifier, NaturalLangevinRegressor
+from lab.tables.compare import class_scores, number_scores, predicted
 
 TESTED = 20_000
 
@@ -48,15 +46,7 @@ def main() -> None:
     for kind, y in (("class", label), ("number", number)):
         for method in ("ours", "ridge or logistic", "HistGradientBoosting"):
             began, cpu = time.perf_counter(), time.process_time()
-            said: Any
-            if method != "ours":
-                said = run_rival(method, x, y[:rows], x_test, kind, 0)
-            elif kind == "class":
-                model = NaturalLangevinClassifier(random_state=0, verbose=False)
-                said = model.fit(x, y[:rows]).predict_proba(x_test)
-            else:
-                regressor = NaturalLangevinRegressor(random_state=0, verbose=False)
-                said = regressor.fit(x, y[:rows]).predict_dist(x_test)
+            said, _ = predicted(method, kind, x, y[:rows], x_test, 0)
             seconds = time.perf_counter() - began, time.process_time() - cpu
             tested = y[rows:]
             scores = class_scores(said, tested) if kind == "class" else number_scores(

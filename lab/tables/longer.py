@@ -8,11 +8,9 @@ the first of ``--times`` on the same rows with their standard errors, and CPU-se
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -20,11 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.datasets import make_classification, make_friedman1
 
-from lab.command import at_least
-from lab.jobs import side_by_side
-from lab.results import open_results, write_results
+from lab.command import at_least, study
+from lab.results import complete
 from lab.uci import data as uci
-from natural_langevin.cli.experiments.origin import origin
 from natural_langevin.sklearn import NaturalLangevinClassifier, NaturalLangevinRegressor
 from natural_langevin.tabular import crossvalidation
 
@@ -50,9 +46,8 @@ def table(name: str, number: int) -> tuple[NDArray[Any], ...]:
     return x[:-TO_TEST], y[:-TO_TEST], x[-TO_TEST:], y[-TO_TEST:]
 
 
-def row(item: tuple[str, int], *, times: list[int], rows: int) -> dict[str, Any]:
+def row(name: str, number: int, *, times: list[int], rows: int) -> dict[str, Any]:
     """One table and split."""
-    name, number = item
     x, y, x_test, y_test = table(name, number)
     some = np.random.default_rng(number).permutation(len(y))[:rows]
     x, y = x[some], y[some]
@@ -84,24 +79,16 @@ def row(item: tuple[str, int], *, times: list[int], rows: int) -> dict[str, Any]
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
+    parser = study(__doc__, jobs="tables")
     parser.add_argument("--times", type=at_least(1), nargs="*", default=[1, 2, 3])
     parser.add_argument("--rows", type=at_least(100), default=2_000, help="to learn from, at most")
     parser.add_argument("--splits", type=at_least(1), default=2)
     parser.add_argument("--only", nargs="*", choices=NAMES, default=NAMES)
-    parser.add_argument("--jobs", type=at_least(1), default=1, help="tables side by side")
     given = parser.parse_args()
     settings = {"times": given.times, "rows": given.rows}
-    results = open_results(given.out, settings, [], ValueError)
-    done = {(known["name"], known["split"]) for known in results["rows"]}
     items = [(name, number) for number in range(given.splits) for name in given.only]
-    missing = [item for item in items if item not in done]
-    for found in side_by_side(partial(row, **settings), missing, given.jobs):
-        rows = sorted([*results["rows"], found], key=lambda one: (one["name"], one["split"]))
-        results |= {"rows": rows, "origin": origin("cpu")}
-        write_results(given.out, results)
-        print(found, flush=True)
+    work = partial(row, **settings)
+    complete(given.out, settings, items, work, by=("name", "split"), jobs=given.jobs)
 
 
 if __name__ == "__main__":

@@ -77,17 +77,15 @@ def losses(outputs: Tensor, y: Tensor, kind: str) -> Tensor:
             size, probs=rate / (rate + size), validate_args=False
         )
         return -law.log_prob(y)
-    loss, scale = 0.0, outputs[..., 1].clamp(-7, 7)
-    amount = 0.5 * ((y - outputs[..., 0]) / scale.exp()) ** 2 + scale + 0.5 * math.log(2 * math.pi)
-    if kind == "zeros":  # NaN stands for zero
-        zero = y.isnan().expand(outputs.shape[:2])
-        amount = 0.5 * ((y.nan_to_num(0.0) - outputs[..., 0]) / scale.exp()) ** 2 + scale
-        amount = amount + 0.5 * math.log(2 * math.pi)
-        loss = functional.binary_cross_entropy_with_logits(
-            outputs[..., 2], zero.float(), reduction="none"
-        )
-        amount = torch.where(zero, 0.0, amount)
-    return loss + amount
+    scale = outputs[..., 1].clamp(-7, 7)
+    amount = 0.5 * ((y.nan_to_num(0.0) - outputs[..., 0]) / scale.exp()) ** 2 + scale
+    amount = amount + 0.5 * math.log(2 * math.pi)
+    if kind != "zeros":
+        return amount
+    zero = y.isnan().expand(outputs.shape[:2])  # NaN stands for zero
+    logits = outputs[..., 2]
+    loss = functional.binary_cross_entropy_with_logits(logits, zero.float(), reduction="none")
+    return loss + torch.where(zero, 0.0, amount)
 
 
 def mixture_nll(outputs: Tensor, data: Data) -> float:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from lab.jobs import side_by_side
 from lab.results import join_parts, open_results, write_results
 from lab.uci.data import TABLES, load, split
 from natural_langevin.cli.experiments.origin import origin
@@ -45,10 +45,12 @@ def run(
     wanted = pieces(names, splits=splits, only=only)
     results = open_results(out, settings.to_json(), [], UciError)
     done = {(row["table"], row["split"]) for row in results["rows"]}
-    open_pieces = [piece for piece in wanted if piece not in done]
-    for (name, number), row in _fits(open_pieces, settings, device, progress, jobs):
-        results["rows"].append({"table": name, "split": number} | row)
+    missing = [piece for piece in wanted if piece not in done]
+    work = partial(_fit_piece, settings=settings, device=device, progress=progress and jobs == 1)
+    for row in side_by_side(work, missing, jobs):
+        results["rows"].append(row)
         results |= origin(device or "cpu")
+        name, number = row["table"], row["split"]
         write_results(out, results)
         say(
             f"{name} {number + 1}/{TABLES[name].splits}: log-likelihood "
@@ -59,30 +61,12 @@ def run(
     return results
 
 
-def _fits(
-    wanted: Sequence[tuple[str, int]],
-    settings: Settings,
-    device: str | None,
-    progress: bool,
-    jobs: int,
-) -> Iterator[tuple[tuple[str, int], dict[str, Any]]]:
-    """Every fit, as it is done."""
-    if jobs == 1:
-        for piece in wanted:
-            yield piece, _fit_piece(piece, settings, device, progress)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, torch.set_num_threads, (1,)) as pool:
-        futures = {pool.submit(_fit_piece, p, settings, device, False): p for p in wanted}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
-
-
 def _fit_piece(
     piece: tuple[str, int], settings: Settings, device: str | None, progress: bool
 ) -> dict[str, Any]:
     name, number = piece
-    return fit(split(load(name), number), settings, device=device, progress=progress)
+    found = fit(split(load(name), number), settings, device=device, progress=progress)
+    return {"table": name, "split": number} | found
 
 
 def pieces(

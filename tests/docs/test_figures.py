@@ -94,7 +94,7 @@ QUOTED: dict[str, dict[str, Callable[[], Sequence[float]]]] = {
     },
     "docs/samplers.md": {
         ", 100 rows, quasi-diagonal": lambda: [len(problems.problem("moons").x)],
-        "step 0.2 / λ": lambda: [claims.results("samplers")["steepness"]],
+        "step 0.2 / λ": lambda: [claims.results("samplers")["settings"]["steepness"]],
     },
     "docs/trust.md": {
         "its 50, 90 and 95 % intervals": lambda: LEVELS,

@@ -66,9 +66,9 @@ def results(name: str) -> dict:
 
 
 def test_the_reference_posteriors_are_the_results():
-    cells = results("posteriordb")["cells"]
+    cells = results("posteriordb")["rows"]
     page = (ROOT / "lab" / "notes" / "reference_posteriors.md").read_text(encoding="utf-8")
-    table = importlib.import_module("lab.posteriordb").table(cells).rstrip("\n")
+    table = importlib.import_module("lab.posteriordb").table(cells)
     assert with_part(page, "posteriordb", table) == page
 
 
@@ -106,7 +106,7 @@ def test_a_sampler_that_did_not_mix_has_no_reading():
 
 def test_a_distance_to_a_reference_that_did_not_mix_says_so():
     program = importlib.import_module("lab.samplers.page")
-    rows = [c for c in results("samplers")["cells"] if c.get("gap") is not None and c["gap"] < 10]
+    rows = [c for c in results("samplers")["rows"] if c.get("gap") is not None and c["gap"] < 10]
     assert {c["kind"] for c in rows} == {"moons", "wave"}
     for cell in rows:
         unsettled = cell["reference_rhat"] >= program.SETTLED

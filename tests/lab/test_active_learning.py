@@ -26,8 +26,8 @@ def test_a_round_on_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(active_learning, "LENGTHS", {"tiny": (6, 2, 1)})
     few = functools.partial(active_learning.together, among=30)
     monkeypatch.setattr(active_learning, "together", few)
-    rows = active_learning.digits_round(0)
-    assert [row["rule"] for row in rows] == [*active_learning.RULES, "40 labels"]
+    rules = (*active_learning.RULES, active_learning.FORTY)
+    rows = [active_learning.digits_row(0, "tiny", rule) for rule in rules]
     assert len({row["nll"] for row in rows}) == len(rows)
 
 

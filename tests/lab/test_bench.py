@@ -168,7 +168,7 @@ def test_a_network_without_rules_is_said_to_have_none(monkeypatch):
     def refuse(*args, **options):
         raise TypeError("no Fisher rule for 0 (Conv2d)")
 
-    monkeypatch.setattr("lab.speed.ours.Langevin", refuse)
+    monkeypatch.setattr(bench, "Langevin", refuse)
     task = problem("cnn", device="cpu", num_data=20, batch_size=2)
     row = measure.make_ready(task, [OURS[-1]], silent)[0]
     assert (row.status, row.ready) == ("no rule", None)
@@ -308,7 +308,7 @@ def test_latency_in_fresh_interpreters():
 
 def test_the_table_and_the_picture(results, tmp_path):
     text = plain_text(results)
-    shown = next(line for line in text.splitlines() if line.startswith("QDOP, eager"))
+    shown = next(line for line in text.splitlines() if line.startswith("| QDOP, eager"))
     assert f"{rows(results)['QDOP, eager', 1]['ratio']:.2f}" in shown
     assert "left out" in text
     assert "bytes per parameter" in text

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from lab.models import resnet_frn
-from lab.rivals import analytical, dynamics, effective, smile
+from lab.rivals import analytical, dynamics, effective, in_jax
 from lab.rivals.__main__ import COLUMNS, summary, with_table
 from lab.rivals.many import Many, nll
 from lab.rivals.methods import METHODS, adamw
@@ -138,7 +138,7 @@ def test_a_network_in_jax_is_torchs(name: str) -> None:
             p.add_(0.1 * torch.randn(p.shape) * (p.ndim == 1))
     weights = {k: jax.numpy.asarray(p.detach().numpy()) for k, p in network.named_parameters()}
     together = "resnet" not in name
-    found = smile.forward(network, weights, jax.numpy.asarray(x.numpy()), together=together)
+    found = in_jax.forward(network, weights, jax.numpy.asarray(x.numpy()), together=together)
     torch.testing.assert_close(torch.tensor(found.tolist()), network(x), atol=1e-5, rtol=1e-4)
 
 

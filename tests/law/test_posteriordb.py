@@ -61,7 +61,7 @@ def test_at_the_defaults(at_mode: bool) -> None:
 
 
 TABLE = Path(__file__).parents[2] / "results" / "posteriordb.json"
-ALL_CELLS = json.loads(TABLE.read_text())["cells"]
+ALL_CELLS = json.loads(TABLE.read_text())["rows"]
 CELLS = [c for c in ALL_CELLS if c.get("passed")]
 
 

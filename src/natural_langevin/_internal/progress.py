@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from natural_langevin._internal import messages
 
@@ -31,21 +31,6 @@ class Detail:
     notes: tuple[str, ...] = ()
 
 
-class Display(Protocol):
-    """Where progress is shown, redrawn at most every ``every`` seconds."""
-
-    every: float
-
-    def show(self, done: int, detail: Detail, left: float | None) -> None:
-        """``done``, and the seconds that are ``left``."""
-
-    def say(self, text: str) -> None:
-        """What is being done while no step is."""
-
-    def close(self) -> None:
-        """The end."""
-
-
 class Progress:
     """Context manager; ``update`` is cheap enough to call every few steps. ``total`` is in steps,
     or in ``bytes``, which may be unknown (None)."""
@@ -61,7 +46,7 @@ class Progress:
     def __enter__(self) -> Progress:
         self._started = self._printed = time.monotonic()
         if self.shown:
-            self._display = _display(self._title, self._total, self._bytes) or self._display
+            self._display = _display(self._title, self._total, self._bytes)
         if self._bytes and isinstance(self._display, _Lines):
             self.say(f"{self._total / MEBIBYTE:.1f} MiB" if self._total else "size unknown")
         return self
@@ -92,16 +77,13 @@ class Progress:
         self._display.close()
 
 
-def _display(title: str, total: int | None, bytes: bool) -> Display | None:
-    if sys.stderr.isatty():
-        try:
-            return _Terminal(title, total, bytes)
-        except ImportError:
-            return None
+def _display(title: str, total: int | None, bytes: bool) -> Display:
+    kind: type[Display]
+    kind = _Terminal if sys.stderr.isatty() else _Notebook if _in_notebook() else _Lines
     try:
-        return _Notebook(title, total, bytes) if _in_notebook() else None
+        return kind(title, total, bytes)
     except ImportError:
-        return None
+        return _Lines(title, total, bytes)
 
 
 def _in_notebook() -> bool:
@@ -110,22 +92,41 @@ def _in_notebook() -> bool:
     return hasattr(shell, "kernel")
 
 
-def _amount(done: int, total: int | None, bytes: bool) -> str:
-    if not bytes:
-        return f"step {done}/{total}"
-    of_total = f" of {total / MEBIBYTE:.1f}" if total else ""
-    return f"{done / MEBIBYTE:.1f}{of_total} MiB"
+class Display:
+    """Where progress is shown, redrawn at most every ``every`` seconds."""
 
-
-class _Lines:
-    """One line after the other on stderr, or in the place of the one before."""
+    every = REDRAWN
 
     def __init__(self, title: str, total: int | None, bytes: bool) -> None:
         self._title, self._total, self._bytes = title, total, bytes
+
+    def _done(self, done: int) -> str:
+        if not self._bytes:
+            return f"{self._title}: step {done}/{self._total}"
+        of_total = f" of {self._total / MEBIBYTE:.1f}" if self._total else ""
+        return f"{self._title}: {done / MEBIBYTE:.1f}{of_total} MiB"
+
+    def show(self, done: int, detail: Detail, left: float | None) -> None:
+        """``done``, and the seconds that are ``left``."""
+        raise NotImplementedError
+
+    def say(self, text: str) -> None:
+        """What is being done while no step is."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """The end."""
+
+
+class _Lines(Display):
+    """One line after the other on stderr, or in the place of the one before."""
+
+    def __init__(self, title: str, total: int | None, bytes: bool) -> None:
+        super().__init__(title, total, bytes)
         self.every = 1.0 if sys.stderr.isatty() else 10.0
 
     def show(self, done: int, detail: Detail, left: float | None) -> None:
-        text = f"{self._title}: {_amount(done, self._total, self._bytes)}  {detail.line}"
+        text = f"{self._done(done)}  {detail.line}"
         if left is not None:
             text += f"  {left:.0f} s left"
         end = "\r" if sys.stderr.isatty() else "\n"
@@ -134,20 +135,16 @@ class _Lines:
     def say(self, text: str) -> None:
         print(f"{self._title}: {text}", file=sys.stderr, flush=True)
 
-    def close(self) -> None:
-        pass
 
-
-class _Terminal:
+class _Terminal(Display):
     """rich's: a bar, and below it the table of a run."""
-
-    every = REDRAWN
 
     def __init__(self, title: str, total: int | None, bytes: bool) -> None:
         from rich import progress as rich
         from rich.console import Console
         from rich.live import Live
 
+        super().__init__(title, total, bytes)
         self._bar = rich.Progress(
             rich.SpinnerColumn(),  # turns while the step is being compiled
             rich.TextColumn("{task.description}", markup=False),
@@ -182,19 +179,18 @@ class _Terminal:
         self._live.stop()
 
 
-class _Notebook:
+class _Notebook(Display):
     """A display of the cell, replaced whenever there is something new."""
-
-    every = REDRAWN
 
     def __init__(self, title: str, total: int | None, bytes: bool) -> None:
         from IPython import display
 
-        self._html, self._title, self._total, self._bytes = display.HTML, title, total, bytes
+        super().__init__(title, total, bytes)
+        self._html = display.HTML
         self._handle: Any = display.display(self._html(""), display_id=True)
 
     def show(self, done: int, detail: Detail, left: float | None) -> None:
-        words = [f"{self._title}: {_amount(done, self._total, self._bytes)}", detail.line]
+        words = [self._done(done), detail.line]
         words += [] if not left else [f"{left:.0f} s left"]
         head = detail.head if detail.rows else ()
         page = messages.shown("  ".join(filter(None, words)), detail.rows, detail.notes, head=head)
@@ -203,6 +199,3 @@ class _Notebook:
 
     def say(self, text: str) -> None:
         self._handle.update(self._html(messages.shown(f"{self._title}: {text}")))
-
-    def close(self) -> None:
-        pass

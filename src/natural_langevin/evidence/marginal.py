@@ -160,10 +160,9 @@ def log_marginal_likelihood(
             "a marginal likelihood needs all data in memory, got a DataLoader: give (x, y)"
         )
     options, burn_in = by_recipe(options, steps, burn_in)
-    kind = {k: options[k] for k in ("device",) if k in options}
     at_prior = Langevin(
         model, likelihood, prior=prior, init="prior", chains=prior_draws, seed=seed,
-        step_size=1e-3, mean_rate=None, parallel=None, **kind,
+        step_size=1e-3, mean_rate=None, parallel=None, device=options.get("device"),
     )  # fmt: skip
     start = at_prior.init().params
     count = rows_of(data, options.get("num_data"))

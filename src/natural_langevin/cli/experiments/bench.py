@@ -256,24 +256,37 @@ def posteriors(task: Task, seed: int = 0) -> Way:
 
 def langevin(task: Task, *, name: str, chains: int, seed: int = 0) -> Way:
     """The engine that ``sample`` uses, with one of ``METRICS``."""
-    sampler = Langevin(
+    own = Steps(sampler(task, METRICS[name](), chains=chains, seed=seed), task)
+    return Way(own.advance, lambda: own.state.params.values())
+
+
+def sampler(task: Task, metric: preconditioners.Preconditioner, **options: Any) -> Langevin:
+    """The sampler of a task; ``options``: further ones of ``Langevin``."""
+    return Langevin(
         task.build(), likelihood_of(task), prior=priors.Gaussian(variance=PRIOR_VARIANCE),
-        preconditioner=METRICS[name](), step_size=STEP_SIZE, chains=chains, seed=seed,
-        device=task.x.device,
+        preconditioner=metric, step_size=STEP_SIZE, device=task.x.device, **options,
     )  # fmt: skip
-    steps = 20_000  # a longer run begins again: the cost is the same
-    engine, state = sampler.prepare((task.x, task.y), steps=steps, batch_size=task.batch_size)
-    done = 0
 
-    def advance(count: int) -> None:
-        nonlocal state, done
-        if done + count > steps:
-            state.step.zero_()
-            done = 0
-        state, _ = engine.run(state, done, count)
-        done += count
 
-    return Way(advance, lambda: state.params.values())
+class Steps:
+    """A sampler's steps, however many: a run that is longer than its table of rates begins again,
+    at the same cost."""
+
+    most = 20_000
+
+    def __init__(self, sampler: Langevin, task: Task) -> None:
+        self.engine, self.state = sampler.prepare(
+            (task.x, task.y), steps=self.most, batch_size=task.batch_size
+        )
+        self._done = 0
+
+    def advance(self, count: int) -> None:
+        """Takes so many, of all chains."""
+        if self._done + count > self.most:
+            self.state.step.zero_()
+            self._done = 0
+        self.state, _ = self.engine.run(self.state, self._done, count)
+        self._done += count
 
 
 def _timed(advance: Advance, count: int, device: str) -> float:

@@ -62,8 +62,28 @@ def network() -> nn.Module:
     )  # fmt: skip
 
 
-def run(options: dict[str, Any], recorder: Recorder | None = None) -> list[Tensor]:
-    model = network()
+class Opaque(nn.Module):
+    """Layers that torch computes in one kernel, which are run again to look inside."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__()
+        self.states = nn.LSTM(4, 6, batch_first=True, bidirectional=True)
+        self.attention = nn.MultiheadAttention(12, 2, batch_first=True)
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, _ = self.states(x.flatten(1, 2))
+        mask = x[:, :, :, 0].flatten(1) > 1
+        return self.head(self.attention(h, h, h, key_padding_mask=mask)[0].mean(1))
+
+
+def run(
+    options: dict[str, Any],
+    recorder: Recorder | None = None,
+    make: Callable[[], nn.Module] = network,
+) -> list[Tensor]:
+    model = make()
     optimizer = NaturalLangevin(
         model, likelihoods.Categorical(), num_data=200, lr=1e-2, check_loss=False, **options
     )
@@ -104,20 +124,28 @@ def test_recorded_steps_are_the_steps_themselves(
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["QDOP", "every second step, BAOAB", "by name"])
+@pytest.mark.parametrize(
+    ("name", "make", "kinds"),
+    [
+        ("QDOP", network, 1),
+        ("every second step, BAOAB", network, 1),
+        ("by name", network, 1),
+        ("QDOP", Opaque, 3),
+    ],
+)
 def test_traced_statistics_are_the_statistics_themselves(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, make: Callable[[], nn.Module], kinds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a CPU they are traced and replayed."""
+    """On a CPU they are traced and replayed, as is the second pass of opaque layers."""
     made = []
     trace = traced._traced
     monkeypatch.setattr(traced, "PATIENCE", math.inf)
-    expected = run(OPTIONS[name])
+    expected = run(OPTIONS[name], make=make)
     monkeypatch.setattr(traced, "PATIENCE", 0.0)
     monkeypatch.setattr(traced, "SEVERAL", 2)
     monkeypatch.setattr(traced, "_traced", lambda *given: made.append(trace(*given)) or made[-1])
-    found = run(OPTIONS[name])
-    assert made
+    found = run(OPTIONS[name], make=make)
+    assert len(made) >= kinds
     assert all(made)
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)

@@ -393,13 +393,15 @@ class CallReader:
     """Reads the calls that ``plan`` names, in the precision of ``like``.
 
     ``opaque``: the layers of one kernel. ``drawn``: gradients are those of labels drawn from the
-    model."""
+    model. ``replay``: runs such a layer again, a function of tensors with the same operations for
+    every call of one kind."""
 
     network: NetworkCopy
     plan: Plan
     opaque: Collection[str]
     like: Tensor
     drawn: bool
+    replay: Callable[[Any, Callable[[Any], Any], Any], Any]
 
     def read(self, one: Pass) -> tuple[Tensors, Tensors]:
         """Inputs and output gradients, by call."""
@@ -423,20 +425,20 @@ class CallReader:
                 raise ValueError(_unexpected(key[0])) from None
             if [t.shape for t in inputs[key]] != trace.inputs:
                 raise ValueError(_unexpected(key[0]))
-            deltas[key] = self._deltas(record, [shape for shape, _ in trace.outputs])
+            pairs = zip(self._of(record), trace.outputs, strict=True)
+            deltas[key] = [self._delta(known, shape) for known, (shape, _) in pairs]
         planned = {key[0] for key in self.plan.traces} - set(self.opaque)
         surplus = {k for k in one.calls if k not in inputs and k[0] in planned}
         if surplus:
             raise ValueError(_unexpected(next(iter(surplus))[0]))
         return inputs, deltas
 
-    def _deltas(self, record: Record, shapes: list[torch.Size]) -> list[Tensor]:
+    def _of(self, record: Record) -> list[Tensor | None]:
+        return record.drawn if self.drawn else record.deltas
+
+    def _delta(self, known: Tensor | None, shape: torch.Size) -> Tensor:
         """In full precision; zero for an output that the loss does not depend on."""
-        known = record.drawn if self.drawn else record.deltas
-        return [
-            self.like.new_zeros(shape) if d is None else d.to(self.like.dtype)
-            for d, shape in zip(known, shapes, strict=True)
-        ]
+        return self.like.new_zeros(shape) if known is None else known.to(self.like.dtype)
 
     def _look_inside(self, one: Pass, name: str) -> tuple[Tensors, Tensors]:
         """The same of a layer's inner maps, by running it again."""
@@ -448,24 +450,38 @@ class CallReader:
         every = self.plan.epsilons(self.like.device)
         if sum(k[0] == name for k in keys) not in (0, len(records)):
             raise ValueError(_unexpected(name))
+        arguments = [r.arguments(f"layer {name!r}", self.like.dtype) for r in records]
+        leaves, spec = pytree.tree_flatten(arguments)
+        holes = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        known = [d for r in records for d in self._of(r)]
+        ends = [i for i, d in enumerate(known) if d is not None]
 
-        def outputs(epsilons: Tensors) -> tuple[list[list[Tensor]], Tensors]:
-            found = []
-            with self.network.taping(Tape(epsilons)) as tape:
-                for record in records:
-                    args, kwargs = record.arguments(f"layer {name!r}", self.like.dtype)
-                    with vectorised(self.like):
-                        result = functional_call(module, own, args, kwargs)
-                    found.append([leaf for leaf in pytree.tree_leaves(result) if is_real(leaf)])
-            return found, tape.inputs
+        def looked(given: Any) -> tuple[Tensors, Tensors]:
+            own, tensors, gradients = given
+            filled = dict(enumerate(leaves)) | dict(zip(holes, tensors, strict=True))
+            calls = pytree.tree_unflatten(list(filled.values()), spec)
 
-        made, pullback, seen = vjp(outputs, {k: every[k] for k in keys}, has_aux=True)  # type: ignore[misc]
-        cotangents = [
-            self._deltas(record, [o.shape for o in outs])
-            for record, outs in zip(records, made, strict=True)
-        ]
-        (pulled,) = pullback(cotangents)
-        return seen, pulled
+            def outputs(epsilons: Tensors) -> tuple[list[Tensor], Tensors]:
+                found = []
+                with self.network.taping(Tape(epsilons)) as tape:
+                    for args, kwargs in calls:
+                        with vectorised(self.like):
+                            result = functional_call(module, own, args, kwargs)
+                        found += [leaf for leaf in pytree.tree_leaves(result) if is_real(leaf)]
+                return found, tape.inputs
+
+            made, pullback, seen = vjp(outputs, {k: every[k] for k in keys}, has_aux=True)  # type: ignore[misc]
+            reached = dict(zip(ends, gradients, strict=True))
+            cotangents = [
+                self._delta(reached.get(i), output.shape) for i, output in enumerate(made)
+            ]
+            (pulled,) = pullback(cotangents)
+            return seen, pulled
+
+        rest = repr([leaf for leaf in leaves if not isinstance(leaf, Tensor)])
+        kind = (id(self.plan), name, spec, rest, tuple(ends), self.like.dtype, self.like.device)
+        given = (own, [leaves[i] for i in holes], [known[i] for i in ends])
+        return self.replay(kind, looked, given)
 
 
 def _unexpected(name: str) -> str:

@@ -338,11 +338,12 @@ class Fisher:
 
         flat = [t for tensors in (inputs, deltas) for ts in tensors.values() for t in ts]
         with _transforming(whole, "freeze it with requires_grad_(False)"):
-            special = plan.whole or plan.replayed or one.wanted & self._opaque or self.basis()
-            if special or not self.records:
+            graphs = cuda_graphs.has_graphs(scale.device)
+            special = plan.whole or plan.replayed or self.basis()
+            if special or not self.records or (graphs and one.wanted & self._opaque):
                 return statistics(*flat, scale) | ({"calls": calls} if calls else {})
             key, given = (id(plan), late, early, scale.dtype, scale.device), [*flat, scale]
-            if cuda_graphs.has_graphs(scale.device):
+            if graphs:
                 new = cuda_graphs.RecordedFunction("the statistics")
                 found = self._recordings.setdefault(key, new)(statistics, given)
             else:
@@ -414,9 +415,12 @@ class Fisher:
 
     def _recorded(self, one: Pass, plan: Plan) -> tuple[Tensors, Tensors]:
         """Inputs and output gradients of every call in the plan."""
+        like = self._like()
+        replays = self.records and not cuda_graphs.has_graphs(like.device)
         reader = CallReader(
-            self.network_copy, plan, self._opaque, self._like(), drawn=self.targets == "model"
-        )
+            self.network_copy, plan, self._opaque, like, drawn=self.targets == "model",
+            replay=self._traces if replays else lambda key, function, given: function(given),
+        )  # fmt: skip
         return reader.read(one)
 
     # At the step ----------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ def _rows_to_use(table: Table, target: Target, skip_missing: bool) -> tuple[Tabl
     """Without rows that sum up others, that have no target and, with ``skip_missing``, without any
     that lack a cell."""
     table, notices = _without_totals(table, target.name)
-    known = target.known(table)
+    known = target.learned(table)
     if not known.all():
         first = table.where(int((~known).argmax()))
         lack = (~known).sum()

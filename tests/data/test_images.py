@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import hashlib
-import io
 import logging
 import math
 import os
@@ -66,7 +65,6 @@ def tiny(real: ImageSource, seed: int) -> Tiny:
             file,
             shape=shape,
             sha256=hashlib.sha256(raw[file.name]).hexdigest(),
-            gzip_md5=None,
         )
 
     source = dataclasses.replace(
@@ -198,25 +196,6 @@ def test_another_datasets_folder_is_passed_over(mnist: Tiny, tmp_path: Path) -> 
     mnist.write(tmp_path)
     with pytest.raises(DataUnavailableError, match="another dataset's files, not those of Fash"):
         images.fashion_mnist(tmp_path, download=False)
-
-
-def test_fashion_mnist_gz_is_accepted_by_its_md5(fashion: Tiny) -> None:
-    """The MD5 of the .gz alone is enough, and means nothing for a raw file."""
-    raw = fashion.raw["t10k-labels-idx1-ubyte"]
-    blob = gzip.compress(raw)
-    file = dataclasses.replace(
-        fashion.source.files[3], sha256="unknown", gzip_md5=hashlib.md5(blob).hexdigest()
-    )
-
-    def read(content: bytes, label: str) -> NDArray[np.uint8]:
-        handle = io.BytesIO(content)
-        return sources.read_handle(handle, file, compressed=label == "x.gz", label=label)
-
-    assert read(blob, "x.gz").shape == (TEST,)
-    with pytest.raises(CorruptDataError, match="content was altered"):
-        read(raw, "x")
-    with pytest.raises(CorruptDataError, match="content was altered"):
-        read(gzip.compress(raw, 1, mtime=7), "x.gz")
 
 
 # --- what is refused --------------------------------------------------------------------------

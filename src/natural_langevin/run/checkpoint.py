@@ -28,7 +28,8 @@ from natural_langevin._internal.processes import Processes
 from natural_langevin._internal.provenance import check_provenance, check_same_run, differing
 from natural_langevin._internal.shared_file import Part, all_or_none, chain_part
 from natural_langevin._internal.tensorfile import StorageError
-from natural_langevin.data.streams import InMemory, Loader, Stream
+from natural_langevin.data.loaders import Loader
+from natural_langevin.data.streams import InMemory, Stream
 
 log = logging.getLogger("natural_langevin")
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from torch import Tensor
 
 from natural_langevin import schedules
-from natural_langevin.data.streams import InMemory, Stream, Subsets, check_pair, split_pair
+from natural_langevin.data.checks import check_pair, split_pair
+from natural_langevin.data.streams import InMemory, Stream, Subsets
 from natural_langevin.dynamics.base import Info, State
 from natural_langevin.dynamics.frame import Conditions
 from natural_langevin.dynamics.rates import RatesTable

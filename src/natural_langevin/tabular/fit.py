@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,7 +130,7 @@ def _rows_to_use(table: Table, target: Target, skip_missing: bool) -> tuple[Tabl
     """Without rows that sum up others, that have no target and, with ``skip_missing``, without any
     that lack a cell."""
     table, notices = _without_totals(table, target.name)
-    known = target.known(table)
+    known = target.learned(table)
     if not known.all():
         first = table.where(int((~known).argmax()))
         lack = (~known).sum()
@@ -284,25 +283,19 @@ def _open_folder(folder: Path, run: Run, resume: bool) -> None:
     _open[folder] = lock
 
 
-def _closes_folder(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Unlocks the folder when the function ends."""
-
-    @functools.wraps(function)
-    def closing(prepared: Prepared, folder: Path, **options: Any) -> dict[str, Any]:
-        try:
-            return function(prepared, folder, **options)
-        finally:
-            if (lock := _open.pop(folder, None)) is not None:
-                lock.release()
-
-    return closing
-
-
-@_closes_folder
 def fit(prepared: Prepared, folder: Path, *, device: str, progress: bool = True) -> dict[str, Any]:
-    """Learns, saves and scores: the content of quality.json. A finished run is only read.
+    """Learns, saves and scores: the content of quality.json. A finished run is only read. The
+    folder is open to others when it ends.
 
     Every run of the recipe has a checkpoint; they are removed once all is saved."""
+    try:
+        return _fitted(prepared, folder, device, progress)
+    finally:
+        if (lock := _open.pop(folder, None)) is not None:
+            lock.release()
+
+
+def _fitted(prepared: Prepared, folder: Path, device: str, progress: bool) -> dict[str, Any]:
     if folders.is_finished(folder):
         return folders.read_quality(folder)
     run = prepared.run

@@ -88,27 +88,13 @@ class Target:
         return columns.numbers(cells, self.decimal, self.unit)
 
     def encode(self, table: Table) -> Tensor:
-        """(rows,) int64 class indices, or (rows, 1) float64 values in their own units."""
+        """(rows,) int64 class indices, or (rows, 1) float64 values in their own units, of a table
+        in which every target is one that was ``learned``."""
         cells = table.frame[self.name]
         if not self.classes:
-            values = self._numbers(cells).to_numpy()
-            if np.isnan(values).any():
-                row = int(np.isnan(values).argmax())
-                raise DataError(
-                    f"{table.where(row)}: the target {self.name!r} is {short(str(cells.iloc[row]))}"
-                    ", no number: correct it, or remove the row"
-                )
-            return torch.from_numpy(values.copy())[:, None]
-        index, words = self._index(), columns.words(cells)
-        codes = torch.tensor([index.get(word, -1) for word in words], dtype=torch.int64)
-        if (codes < 0).any():
-            row = int((codes < 0).int().argmax())
-            known = ", ".join(self.classes[:8]) + (", ..." if len(self.classes) > 8 else "")
-            raise DataError(
-                f"{table.where(row)}: the target {self.name!r} is {short(str(words.iloc[row]))}, "
-                f"which is none of the classes {known}: correct it, or remove the row"
-            )
-        return codes
+            return torch.from_numpy(self._numbers(cells).to_numpy().copy())[:, None]
+        index = self._index()
+        return torch.tensor([index[word] for word in columns.words(cells)], dtype=torch.int64)
 
     def to_json(self) -> dict[str, Any]:
         """As plain values, for run.json."""

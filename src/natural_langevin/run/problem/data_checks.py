@@ -18,7 +18,8 @@ from torch.utils import _pytree as pytree
 from natural_langevin._internal.chains import Params
 from natural_langevin._internal.light_autograd import autograd_grad, vjp
 from natural_langevin.data.checks import shown_to_model
-from natural_langevin.data.streams import Loader, Stream
+from natural_langevin.data.loaders import Loader
+from natural_langevin.data.streams import Stream
 from natural_langevin.dynamics import State
 from natural_langevin.statistics import Gradients, Network
 from natural_langevin.statistics.selfcheck import check_statistics

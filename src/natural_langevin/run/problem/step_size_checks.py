@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from natural_langevin import schedules
-from natural_langevin.data.streams import Loader, Stream
+from natural_langevin.data.loaders import Loader
+from natural_langevin.data.streams import Stream
 from natural_langevin.dynamics import Integrator, RatesTable
 from natural_langevin.preconditioners import Preconditioner, resolve_damping
 from natural_langevin.priors import Prior

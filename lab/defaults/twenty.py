@@ -40,7 +40,7 @@ def run(problem: Problem) -> dict[str, Any]:
     )
     seconds, cpu = time.perf_counter() - began, time.process_time() - used
     scores = posterior.evaluate(problem.x_test, problem.y_test)
-    found, recipe = counts(posterior, problem, scores), posterior.config["recipe"]
+    found, plan = counts(posterior, problem, scores), posterior.plan
     return {
         "rows": len(problem.x),
         "ours": scores.nll,
@@ -51,12 +51,12 @@ def run(problem: Problem) -> dict[str, Any]:
         "seconds": seconds,
         "cpu_seconds": cpu,
         "steps": posterior.config["steps"] + posterior.config.get("steps_before", 0),
-        "step_size": recipe["step_size"],
-        "prior_scale": recipe["prior_scale"],
-        "sharpness": recipe["sharpness"],
+        "step_size": plan.step_size,
+        "prior_scale": plan.prior_scale,
+        "sharpness": plan.calibration and plan.calibration.sharpness,
         "noise_widths": posterior.config.get("noise_widths"),
         "spread": posterior.config.get("spread"),
-        "way": recipe["way"],
+        "way": plan.measured["way"],
     }
 
 

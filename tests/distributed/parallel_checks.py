@@ -416,7 +416,7 @@ def check_auto_step_size(group: Group, folder: Path) -> dict[str, Any]:
         alone = different_chains(None, **options)
         spread = different_chains("auto", checkpoint=at, every=10, **options)
         shared, one = (
-            run(where, classes(), step_size="auto", steps=10).config["recipe"]["step_size"]
+            run(where, classes(), step_size="auto", steps=10).plan.step_size
             for where in (Layout(data=group.world), None)
         )
         patch.setattr(step_size, "by_curvature", lambda *_, **__: pytest.fail("a second pilot"))
@@ -425,7 +425,7 @@ def check_auto_step_size(group: Group, folder: Path) -> dict[str, Any]:
     rows = slice(own.start, own.stop)
     return {
         "shared minibatches": [shared, one],
-        "choices": [one.config["recipe"]["step_size"] for one in (alone, spread, again)],
+        "choices": [one.plan.step_size for one in (alone, spread, again)],
         "bits": same_bits(spread, again),
         "draws": largest_difference(spread, alone, rows),
     }

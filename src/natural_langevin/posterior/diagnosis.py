@@ -25,6 +25,7 @@ from natural_langevin.metrics.summary import ClassificationScores, RegressionSco
 from natural_langevin.posterior import networks
 from natural_langevin.posterior.draws import Chains, Draws
 from natural_langevin.posterior.ensemble import learned_by
+from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.units import in_standard_units
 from natural_langevin.priors import PriorLike, resolve
 
@@ -143,7 +144,8 @@ def _thrown(posterior: Draws, pooled: Sequence[int]) -> diagnostics.Thrown | Non
     """Where the losses of the trace are those of all rows, at the temperature 1."""
     config, chains = posterior.config, len(posterior.diverged)
     rows, batch = config.get("num_data"), config.get("batch_size")
-    if not config.get("recipe") or not rows or not batch or batch < rows:
+    plan = Plan.from_config(config)
+    if plan is None or not plan.by_recipe or not rows or not batch or batch < rows:
         return None
     power = likelihood_powers(config, chains)
     if bool((power != 1).any()) or bool((_temperatures(posterior) != 1).any()):
@@ -161,11 +163,11 @@ def _kinetic(config: Mapping[str, Any]) -> diagnostics.Kinetic | None:
     if measured is None:
         return None
     found = diagnostics.Kinetic.from_dict(measured)
-    chosen, size = config.get("recipe") or {}, config.get("batch_size")
-    eta, steepest = chosen.get("step_size"), chosen.get("curvature")
-    if found.minibatch is None or eta is None or steepest is None or not size:
+    plan, size = Plan.from_config(config), config.get("batch_size")
+    if found.minibatch is None or plan is None or not size or config.get("shared_batches"):
         return found
-    if config.get("shared_batches"):
+    eta, steepest = plan.step_size, plan.measured.get("curvature")
+    if not isinstance(eta, float) or steepest is None:
         return found
     left = left_by_epochs(eta * steepest, config["num_data"], size)
     return replace(found, minibatch=found.minibatch * left)

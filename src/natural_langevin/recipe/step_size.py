@@ -340,7 +340,7 @@ class SearchResult:
     table: list[dict[str, Any]]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers and texts, for ``posterior.config["pilot"]``."""
+        """Plain numbers and texts, for ``Plan.measured["pilot"]``."""
         return dataclasses.asdict(self) | {"step_sizes": list(self.step_sizes)}
 
 
@@ -477,7 +477,7 @@ def refuse_loader(data: object) -> None:
         raise ValueError(
             'step_size="auto" must hold a part of the data out, which is not possible with a '
             "DataLoader: give the tensors (x, y), or choose on a part of them that fits into "
-            'memory and use posterior.config["pilot"]["step_sizes"]'
+            "memory and use posterior.plan.step_size"
         )
     if isinstance(data, Subsets):
         raise ValueError(

@@ -72,7 +72,7 @@ def draws(posterior: Draws, x: Tensor, seed: int) -> Tensor | None:
     chains, count = posterior.healthy, posterior.draws
     device = next(iter(posterior.last.values())).device
     origins = random.origin(seed, random.LABELS, torch.tensor(chains, device=device))
-    state = learned_by(posterior, chains, count)
+    state = learned_by(posterior.calibrated(False), chains, count)
     found: list[Tensor] = []
     with torch.no_grad():
         for some in networks.chunks(posterior.samples, chains, 16, like=posterior.last):

@@ -52,7 +52,7 @@ def diagnose(
     scores: ClassificationScores | RegressionScores | None,
 ) -> diagnostics.Diagnosis:
     """See ``Posterior.diagnose``. ``scores``: on rows that the run has not seen."""
-    config, shards = posterior.config, posterior.shards
+    config, processes = posterior.config, posterior.processes
     pooled = posterior.chosen(chains)
     x = torch.cat(list(posterior.signature.batches(x, batch_size)))
     around: dict[str, Tensor] = {}
@@ -79,14 +79,15 @@ def diagnose(
         healthy=pooled,
         thin=config.get("thin"),
         parameters={
-            _name(k, v, posterior.samples[k]): shards.everywhere(v)[pooled] for k, v in some.items()
+            _name(k, v, posterior.samples[k]): processes.gather_chains(v)[pooled]
+            for k, v in some.items()
         },
         beyond=dict(zip(around, elsewhere, strict=True)),
         inputs=inputs,
         least=LEAST_PROBABILITY if posterior.likelihood.discrete else 0.0,
         noise=_noise(posterior, pooled, predictions),
-        funnel=diagnostics.funnel(posterior.samples, pooled) if shards.whole else None,
-        thrown=_thrown(posterior, pooled) if shards.whole else None,
+        funnel=diagnostics.funnel(posterior.samples, pooled) if processes.whole else None,
+        thrown=_thrown(posterior, pooled) if processes.whole else None,
         kinetic=_kinetic(config),
         configurational=heat,
         temperature=min([t for t in _temperatures(posterior).tolist() if t > 0], default=1.0),
@@ -101,7 +102,7 @@ def diagnose(
 def followed(posterior: Draws, x: Tensor, pooled: Sequence[int]) -> Tensor:
     """See ``Posterior.followed``; of the chains ``pooled``, wherever they are."""
     like, own = next(iter(posterior.last.values())), range(len(next(iter(posterior.last.values()))))
-    state = learned_by(posterior, posterior.shards.processes.own, posterior.draws)
+    state = learned_by(posterior.calibrated(False), posterior.processes.own, posterior.draws)
     rows: list[Tensor] = []
     seen = 0
     with torch.no_grad(), shown_to_model(x):
@@ -115,7 +116,7 @@ def followed(posterior: Draws, x: Tensor, pooled: Sequence[int]) -> Tensor:
             said = predicted_by(posterior.likelihood, outputs, learned)
             rows.append(outputs if said.classes is None else said.value)
     values = torch.cat(rows).unflatten(0, (len(own), posterior.draws))
-    return posterior.shards.everywhere(values)[list(pooled)]
+    return posterior.processes.gather_chains(values)[list(pooled)]
 
 
 def _name(name: str, some: Tensor, whole: Tensor) -> str:
@@ -182,9 +183,9 @@ def _against(
     half = diagnostics.some_components(other.samples, ("*",))
     return diagnostics.halved.compare(
         {"predictions": followed(posterior, x, pooled)}
-        | {k: posterior.shards.everywhere(v)[list(pooled)] for k, v in mine.items()},
+        | {k: posterior.processes.gather_chains(v)[list(pooled)] for k, v in mine.items()},
         {"predictions": followed(other, x, theirs)}
-        | {k: other.shards.everywhere(v)[theirs] for k, v in half.items()},
+        | {k: other.processes.gather_chains(v)[theirs] for k, v in half.items()},
     )
 
 
@@ -199,7 +200,7 @@ def _configurational(
 ) -> diagnostics.Configurational | None:
     """The temperature of the samples, as they were sampled; None where no chain has one."""
     posterior, units = in_standard_units(posterior)
-    shards, chains = posterior.shards, posterior.chains
+    processes, chains = posterior.processes, posterior.chains
     like = {name: value[0] for name, value in posterior.last.items()}
     device = next(iter(like.values())).device
     known = posterior.prior
@@ -214,13 +215,13 @@ def _configurational(
     warm = [c for c in posterior.healthy if temperature[c] > 0]
     if not warm:
         return None
-    here = {name: shards.here(value) for name, value in posterior.learned.items()}
+    here = {name: processes.here(value) for name, value in posterior.learned.items()}
     x, y = (t.to(device) for t in units.data(*posterior.signature.split(data)))
     return diagnostics.configurational.measure(
         posterior.call, posterior.likelihood, known, posterior.samples, here, temperature,
         (x, y), like=next(iter(posterior.last.values())), chosen_chains=warm,
-        of_all=shards.everywhere, batch_size=batch_size,
-        num_data=shards.here(float(posterior.config.get("num_data", len(x))) * power).to(device),
+        of_all=processes.gather_chains, batch_size=batch_size,
+        num_data=processes.here(float(posterior.config.get("num_data", len(x))) * power).to(device),
         max_draws=max_draws,
     )  # fmt: skip
 

@@ -36,6 +36,7 @@ from natural_langevin.posterior.ensemble import (
 )
 from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.prediction import Prediction, check_levels, join
+from natural_langevin.posterior.units import Units, in_standard_units
 from natural_langevin.priors import PriorLike
 from natural_langevin.statistics import plain_copy, prepare_model
 from natural_langevin.statistics.vectorised import MODEL_LOCK
@@ -345,6 +346,10 @@ class Posterior(Draws):
         if data is not None:
             pointwise = self.log_likelihood(*self.signature.split(data), chains="all")
         return arviz.inference_data(self, predictions, data, pointwise, seed=seed)
+
+    def in_standard_units(self) -> tuple[Posterior, Units]:
+        """The posterior as it was sampled, and the units that data have there."""
+        return in_standard_units(self)
 
     def log_density(self, data: Any) -> Tensor:
         """The unnormalised log posterior of every draw of the chains that did not diverge, over the

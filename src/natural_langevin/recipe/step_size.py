@@ -271,7 +271,7 @@ def with_anchors(
         return choice
     every = problem.anchors or min(math.ceil(num_data / batch), settings.length.fewest // 4)
     why = f"{found.reason}, with the control variates of an anchor every {every} steps"
-    kept = {k: getattr(choice, k) for k in ("prior_scale", "sharpness", "spread")}
+    kept = {k: getattr(choice, k) for k in ("prior_scale", "calibration", "why")}
     return replace(found, control_variates=every, reason=why, **kept)
 
 

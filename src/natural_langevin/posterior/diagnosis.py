@@ -24,7 +24,7 @@ from natural_langevin.likelihoods.predictive import predicted_by
 from natural_langevin.metrics.summary import ClassificationScores, RegressionScores
 from natural_langevin.posterior import networks
 from natural_langevin.posterior.draws import Chains, Draws
-from natural_langevin.posterior.ensemble import learned_by
+from natural_langevin.posterior.ensemble import some_outputs
 from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.units import in_standard_units
 from natural_langevin.priors import PriorLike, resolve
@@ -101,18 +101,10 @@ def diagnose(
 
 def followed(posterior: Draws, x: Tensor, pooled: Sequence[int]) -> Tensor:
     """See ``Posterior.followed``; of the chains ``pooled``, wherever they are."""
-    like, own = next(iter(posterior.last.values())), range(len(next(iter(posterior.last.values()))))
-    state = learned_by(posterior.calibrated(False), posterior.processes.own, posterior.draws)
-    rows: list[Tensor] = []
-    seen = 0
+    own, rows = posterior.processes.own, list[Tensor]()
     with torch.no_grad(), shown_to_model(x):
         size = networks.at_once(posterior.samples, SOME, batch_size=1000, inputs=len(x))
-        for some in networks.chunks(posterior.samples, own, size, like=posterior.last):
-            outputs = torch.cat(
-                [posterior.outputs(some, part.to(like.device)) for part in x.split(1000)], 1
-            )
-            learned = {k: v[seen : seen + len(outputs)] for k, v in state.items()}
-            seen += len(outputs)
+        for outputs, learned in some_outputs(posterior, x, range(len(own)), own, size):
             said = predicted_by(posterior.likelihood, outputs, learned)
             rows.append(outputs if said.classes is None else said.value)
     values = torch.cat(rows).unflatten(0, (len(own), posterior.draws))

@@ -148,6 +148,20 @@ def _small(posterior: Draws, outputs: int) -> bool:
     )
 
 
+def some_outputs(
+    posterior: Draws, x: Tensor, rows: Sequence[int], chains: Sequence[int], size: int
+) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    """The outputs of at most ``size`` networks at a time, (network, B, ...), uncalibrated, and what
+    their likelihoods have learned. ``rows``: those of the ``chains`` in ``samples``."""
+    like = next(iter(posterior.last.values()))
+    state, seen = learned_by(posterior.calibrated(False), chains, posterior.draws), 0
+    for some in networks.chunks(posterior.samples, rows, size, like=posterior.last):
+        parts = [posterior.outputs(some, part.to(like.device)) for part in x.split(1000)]
+        outputs = torch.cat(parts, 1)
+        yield outputs, {k: v[seen : seen + len(outputs)] for k, v in state.items()}
+        seen += len(outputs)
+
+
 def members(posterior: Draws, estimate: Estimate) -> Params:
     """Parameters of the networks to average, (chain, draw, *shape); nothing is copied."""
     if estimate not in ("ensemble", "mean", "last"):

@@ -271,7 +271,10 @@ def _ready(motion: Motion, part: _Part, phase: Phase, options: Options) -> _Read
     config |= {k: v for k, v in before.items() if v}
     swaps = None
     if plan.exchange is not None:
-        swaps = _swaps(motion, engine, plan.exchange, phase)
+        swaps = ReplicaExchange(
+            engine, problem, every=plan.exchange, burn_in=phase.burn_in, spent=phase.spent
+        )
+        engine.pauses.append(swaps)
         state, config["exchange"] = swaps.begin(state), swaps.describe()
     description.refuse_different(plan.until, config, problem.chains.count)
     alone = options.checkpoint is None and not isinstance(options.where, Path) and mesh.world == 1
@@ -296,15 +299,6 @@ def _shifted(callback: Callback | None, units: Units | None) -> Callback | None:
     if units is None or callback is None or not callable(callback):
         return callback  # refused elsewhere, by name
     return lambda look: callback(replace(look, loss=look.loss + units.shift))
-
-
-def _swaps(motion: Motion, engine: Engine, every: int, phase: Phase) -> ReplicaExchange:
-    """Swaps of chains before every so many steps of the engine."""
-    found = ReplicaExchange(
-        engine, motion.problem, every=every, burn_in=phase.burn_in, spent=phase.spent
-    )
-    engine.pauses.append(found)
-    return found
 
 
 def _posterior(

@@ -264,19 +264,14 @@ def _try_out(
     compared = compared.on(compared.problem.on(Subsets(x, y, rows.inside)))
     half, batch = trial.steps // 2, rows_of_batch(search, choices)
     descent = search.costs.descent(rows.inside.shape[1], search.batch_size, search.limit)
+    descent = dataclasses.replace(descent, rounds=descent.rounds[: settings.prior.descent_rounds])
     plan = Plan(
         recipe="auto", prior="scales", metric="", dynamics="",
         batch_size=min(batch, rows.inside.shape[1]), steps=trial.steps, burn_in=half,
         thin=half // trial.draws, start=compared.start,
         descent=descent if search.downhill else None,
     )  # fmt: skip
-    options = Options(
-        begin=begin,
-        pattern=pattern,
-        rounds=settings.prior.descent_rounds,
-        limit=search.limit,
-        trial=True,
-    )
+    options = Options(begin=begin, pattern=pattern, limit=search.limit, trial=True)
     try:
         found = run(dataclasses.replace(compared, step_size=etas), plan, options)
     except DivergenceError:

@@ -61,7 +61,7 @@ class Options:
     """Options that are not part of a plan: stores, checkpoints, callbacks, the time limit.
 
     ``begin``: weights, and what likelihoods have learned, to begin at in place of the plan's start,
-    of all chains or the first. ``pattern``: see ``descent``. ``rounds``: the most of the descent.
+    of all chains or the first. ``pattern``: see ``descent``.
     ``trial``: the run compares settings and is not diagnosed: a diverging chain or a stiff step
     size is a result there, not a warning. ``partial``: whether Ctrl-C may end the run with the
     draws that there are. ``probe``: whether the temperature is measured at its end. ``said``:
@@ -78,7 +78,6 @@ class Options:
     limit: TimeLimit = NO_LIMIT
     begin: tuple[Params, Params] | None = None
     pattern: Tensor | None = None
-    rounds: int | None = None
     trial: bool = False
     partial: bool = True
     probe: bool = True
@@ -394,5 +393,5 @@ def _gone_down(
     assert plan.descent is not None, "a plan without a descent"
     return descent.descend(
         moves, state, stream, engine.num_data, plan.descent, mode=choose_mode(motion.compile),
-        pattern=options.pattern, rounds=options.rounds, limit=options.limit,
+        pattern=options.pattern, limit=options.limit,
     )  # fmt: skip

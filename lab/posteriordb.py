@@ -58,11 +58,11 @@ def cell(name: str, metric: str, batch: str, chains: int, steps: int | None) -> 
         name, metric, chains=chains, parts=BATCHES[batch], steps=steps
     )
     seconds = time.perf_counter() - start
-    config, healthy = posterior.config, posterior.healthy
+    config, plan, healthy = posterior.config, posterior.plan, posterior.healthy
     row = {
         "model": name, "metric": metric, "batch": batch, "rows": config["batch_size"],
-        **{k: config["recipe"][k] for k in ("step_size", "friction", "curvature", "slowest")},
-        "relaxation": config["recipe"]["relaxation"],
+        "step_size": plan.step_size, "friction": plan.friction,
+        **{k: plan.measured[k] for k in ("curvature", "slowest", "relaxation")},
         "steps": config["steps"], "burn_in": config["burn_in"], "chains": chains,
         "healthy": len(healthy), "seconds": round(seconds, 1),
     }  # fmt: skip

@@ -73,8 +73,8 @@ def compare(problem: Problem, seed: int, folder: Path, **lengths: int) -> dict[s
     """One run of ours against NUTS."""
     given = nuts_files.stored_scale(problem, folder)
     posterior, seconds = ours(problem, seed, given)
-    choice = posterior.config["recipe"]
-    scale = given or (choice["prior_scale"] or {"value": 1.0})["value"]
+    plan = posterior.plan
+    scale = given or plan.prior_scale or 1.0
     found, true = score(problem, posterior), reference(problem, scale, folder, **lengths)
     apart_by = {"nll_difference": found["nll"] - float(true["nll"])}
     if "integrated" in true:
@@ -96,9 +96,9 @@ def compare(problem: Problem, seed: int, folder: Path, **lengths: int) -> dict[s
         "seconds": seconds,
         "prior_scale": scale,
         "prior_scale_given": given is not None,
-        "step_size": choice["step_size"],
+        "step_size": plan.step_size,
         "steps": posterior.config["steps"],
-        "way": choice["way"],
+        "way": plan.measured["way"],
         "nll": found["nll"],
         "nuts_nll": float(true["nll"]),
         **apart_by,

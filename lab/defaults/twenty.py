@@ -35,7 +35,7 @@ def run(problem: Problem) -> dict[str, Any]:
     posterior, cpu = by_defaults(problem)
     seconds = time.perf_counter() - began
     scores = posterior.evaluate(problem.x_test, problem.y_test)
-    found, recipe = counts(posterior, problem, scores), posterior.config["recipe"]
+    found, plan = counts(posterior, problem, scores), posterior.plan
     return {
         "rows": len(problem.x),
         "ours": scores.nll,
@@ -46,12 +46,12 @@ def run(problem: Problem) -> dict[str, Any]:
         "seconds": seconds,
         "cpu_seconds": cpu,
         "steps": steps_of(posterior),
-        "step_size": recipe["step_size"],
-        "prior_scale": recipe["prior_scale"],
-        "sharpness": recipe["sharpness"],
+        "step_size": plan.step_size,
+        "prior_scale": plan.prior_scale,
+        "sharpness": plan.calibration and plan.calibration.sharpness,
         "noise_widths": posterior.config.get("noise_widths"),
         "spread": posterior.config.get("spread"),
-        "way": recipe["way"],
+        "way": plan.measured["way"],
     }
 
 

@@ -182,11 +182,12 @@ def checkpoints(
         )  # fmt: skip
 
     found, seconds = timed(given.device, lambda: curve(kept, steps))
-    config = found.estimates[0].posterior.config
+    one = found.estimates[0].posterior
+    config = one.config
     return {
         "checkpoints": len(kept), "steps": config["steps"], "seconds": seconds,
         "weights": sum(p.numel() for p in net.parameters()), "execution": config["execution"],
-        "step_size": config["recipe"]["step_size"], "value": found.value.tolist(),
+        "step_size": one.plan.step_size, "value": found.value.tolist(),
         "error": found.error.tolist(), "loss": found.loss.tolist(),
         "minibatches": [e.minibatch_bias for e in found.estimates],
     }  # fmt: skip

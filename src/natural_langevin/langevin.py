@@ -541,15 +541,7 @@ class Langevin:
         """``seconds`` limit the call where they decide about its length: not beside ``steps``
         alone. Not of several processes either, which must all choose the same."""
         wanted = parse_until(asked.until)
-        share = self.given.settings.time
-        limit = TimeLimit(
-            asked.seconds,
-            least=share.least,
-            search=share.search,
-            finish=share.finish,
-            descent=share.descent,
-            ends=ends,
-        )
+        limit = TimeLimit(asked.seconds, self.given.settings.time, ends=ends)
         counts = asked.steps is None or wanted is not None
         return limit if counts and self.mesh.world == 1 else TimeLimit()
 

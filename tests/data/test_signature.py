@@ -89,7 +89,7 @@ def test_nothing_said() -> None:
     x, index, y = rows()
     sampler = Langevin(TwoInputs(), likelihoods.Categorical(), chains=2, recipe=SHORT)
     found = sampler.sample((x.numpy(), index.numpy(), y.numpy()), **RUN)  # type: ignore[arg-type]
-    assert found.config["recipe"]["prior_scale"] is not None
+    assert "prior" in found.plan.reasons
     assert found.evaluate((x, index), y).accuracy > 0.7
 
 

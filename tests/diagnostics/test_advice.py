@@ -12,7 +12,7 @@ import small_run
 from natural_langevin import Langevin, likelihoods
 from natural_langevin.diagnostics import Advice, Kinetic
 
-RECIPE = {"recipe": {"step_size": 0.02}, "steps": 2000, "limit": "steps"}
+RECIPE = {"plan": {"step_size": 0.02}, "steps": 2000, "limit": "steps"}
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ RECIPE = {"recipe": {"step_size": 0.02}, "steps": 2000, "limit": "steps"}
         RECIPE,
         RECIPE | {"until": "ess:400"},
         RECIPE | {"until": "ess:400", "limit": "ess"},
-        {"pilot": {}, "steps": 100, "limit": "steps", "batch_size": 10, "num_data": 60},
+        {"plan": {"step_size": [0.02]}, "steps": 100, "batch_size": 10, "num_data": 60},
         {"steps": 100, "limit": "seconds", "batch_size": 60, "num_data": 60},
     ],
 )
@@ -75,10 +75,12 @@ def test_convergence_and_usability_are_two_answers() -> None:
 
 
 def test_the_noise_of_minibatches_is_named_where_it_makes_steps_small() -> None:
-    slow = {"step_size": 4e-7, "relaxation": 2e3, "heat": 0.04, "curvature": 1.1, "slowest": 0.9}
-    run = {"recipe": slow, "steps": 2000, "limit": "steps", "batch_size": 500, "num_data": 10**6}
+    slow = {"relaxation": 2e3, "heat": 0.04, "curvature": 1.1, "slowest": 0.9}
+    plan = {"step_size": 4e-7, "measured": slow}
+    run = {"plan": plan, "steps": 2000, "limit": "steps", "batch_size": 500, "num_data": 10**6}
     assert Advice(run).longer().endswith("only small steps: batch_size=2000")
-    steep = run | {"recipe": slow | {"slowest": 1e-3}}  # a direction that is slow by itself
+    # A direction that is slow by itself.
+    steep = run | {"plan": plan | {"measured": slow | {"slowest": 1e-3}}}
     assert "steps=6000" in Advice(steep).longer()
 
 

@@ -140,3 +140,17 @@ def test_distances_of_known_samples() -> None:
     assert _binned(draws, draws) == pytest.approx(0, abs=2e-3)
     assert _binned(draws + 0.2, draws) == pytest.approx(0.2, abs=5e-3)
     assert _binned(draws + 5, draws) == pytest.approx(0.9, abs=5e-3)
+
+
+def test_a_posterior_of_standard_units_is_compared_there() -> None:
+    """Its prior is one of weights in those: under it, weights of targets in thousands are nowhere
+    near, and the reading was some 10^5 times the temperature."""
+    x, y = Regression().data
+    sampler = Langevin(nn.Linear(2, 1), likelihoods.Gaussian(sigma=300.0), chains=4)
+    posterior = sampler.sample((x, 1000 * y), progress=False)
+    assert posterior.plan.units is not None
+    found = diagnostics.fidelity(posterior, (x, 1000 * y), trajectories=50, steps=3)
+    assert abs(found.temperature.value - 1) < 5 * found.temperature.error + 0.1
+    assert found.near
+    mean = found.reference.predict(x).mean
+    assert (mean - 1000 * y).square().mean() < 1.5 * 300**2

@@ -316,7 +316,7 @@ def test_minibatches_of_an_epoch_are_not_called_hot_where_their_errors_cancel(
     sampler = Langevin(nn.Linear(2, 1), likelihoods.Gaussian(sigma=0.3), chains=2)
     found = sampler.sample((x, y), steps=40, batch_size=250, progress=False)
     found.config["batch_size"] = batch_size
-    found.config["recipe"] |= {"step_size": 0.02}
+    found.config["plan"] |= {"step_size": 0.02}
     measured = Kinetic(None, None, None, {}, minibatch=0.4, cold=None, lost=0.0)
     found.config["effective_temperature"] = dataclasses.asdict(measured)
     said = [v for v in found.diagnose(x[:20]).verdicts if "Minibatch noise" in v]

@@ -64,9 +64,9 @@ def break_off(folder: Path, draws: int = 3, parallel: Any = "auto") -> None:
 
 def differences(one: Posterior, other: Posterior) -> list[str]:
     """What is not the same bit for bit; ``one`` may have some of the other's chains only."""
-    own = one.shards.processes.own
+    own = one.processes.own
     rows = slice(own.start, own.stop)
-    if other.shards.processes.world > 1:
+    if other.processes.world > 1:
         rows = slice(None)
     pairs = {
         f"{group} {name}": (value, getattr(other, group)[name][rows])

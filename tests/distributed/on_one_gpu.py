@@ -32,7 +32,7 @@ def main() -> None:
                 found = make(layout, compile=compiled, **options).sample((x, y), **run)
                 gap = max(float((v - alone.last[k]).abs().max()) for k, v in found.last.items())
                 answer = float((found.predict(x).mean - alone.predict(x).mean).abs().max())
-                mesh = found.shards.processes
+                mesh = found.processes
                 print(
                     f"{metric!r:.20} compiled={compiled} {layout}: largest difference {gap:.1e}, "
                     f"of predictions {answer:.1e}; exchange: {mesh.data is not None}, "

@@ -79,7 +79,7 @@ def largest_difference(one: Posterior, other: Posterior, rows: Any = slice(None)
         for a, b in ((one.mean, other.mean), (one.last, other.last))
         for name in a
     ]
-    learned = [(one.shards.here(v), other.learned[k][rows]) for k, v in one.learned.items()]
+    learned = [(one.processes.here(v), other.learned[k][rows]) for k, v in one.learned.items()]
     return max(float((a - b).abs().max()) for a, b in pairs + learned)
 
 
@@ -310,7 +310,7 @@ def check_spread_chains(group: Group, folder: Path) -> dict[str, Any]:
         if group.world == 2:
             patch.setattr(temperature_probe, "SMALL_PART", 5)
         alone, spread = (different_chains(where, **length) for where in (None, "auto"))
-    own = spread.shards.processes.own
+    own = spread.processes.own
     rows = slice(own.start, own.stop)
     of_one = folder / "answers.json"
     if group.rank == 0:
@@ -345,7 +345,7 @@ def check_exchanged(group: Group, folder: Path) -> dict[str, Any]:
     alone = run(None, classes(), **length, **options)
     spread = run("auto", classes(), **length, **options, checkpoint=folder, every=7)
     again = run("auto", classes(), **length, **options, checkpoint=folder, every=7)
-    own = spread.shards.processes.own
+    own = spread.processes.own
     rows = slice(own.start, own.stop)
     return {
         "draws": max(largest_difference(one, alone, rows) for one in (spread, again)),
@@ -395,7 +395,7 @@ def check_a_checkpoint(group: Group, folder: Path) -> dict[str, Any]:
     different_chains("auto", steps=24, every=12, **options)
     again = different_chains("auto", steps=24, every=12, **options)
     whole, alone = (different_chains(w, steps=24, burn_in=0, thin=4) for w in ("auto", None))
-    own = again.shards.processes.own
+    own = again.processes.own
     return {
         "bits": same_bits(again, whole),
         "draws": largest_difference(again, alone, slice(own.start, own.stop)),
@@ -416,16 +416,16 @@ def check_auto_step_size(group: Group, folder: Path) -> dict[str, Any]:
         alone = different_chains(None, **options)
         spread = different_chains("auto", checkpoint=at, every=10, **options)
         shared, one = (
-            run(where, classes(), step_size="auto", steps=10).config["recipe"]["step_size"]
+            run(where, classes(), step_size="auto", steps=10).plan.step_size
             for where in (Layout(data=group.world), None)
         )
         patch.setattr(step_size, "by_curvature", lambda *_, **__: pytest.fail("a second pilot"))
         again = different_chains("auto", checkpoint=at, every=10, **options)
-    own = again.shards.processes.own
+    own = again.processes.own
     rows = slice(own.start, own.stop)
     return {
         "shared minibatches": [shared, one],
-        "choices": [one.config["recipe"]["step_size"] for one in (alone, spread, again)],
+        "choices": [one.plan.step_size for one in (alone, spread, again)],
         "bits": same_bits(spread, again),
         "draws": largest_difference(spread, alone, rows),
     }
@@ -453,7 +453,7 @@ def check_whole_recipe(group: Group, folder: Path) -> dict[str, Any]:
         patch.setattr(until, "too_short", lambda *_: "R-hat")
         alone, spread = one(None), one("auto")
         saved = one("auto", store=folder / "draws", checkpoint=folder / "whole", every=50)
-    own = spread.shards.processes.own
+    own = spread.processes.own
     return {
         "decided": bool(alone.plan.units and alone.plan.descent)
         and len(alone.plan.lengths()) == 3,

@@ -137,9 +137,9 @@ def test_a_class_that_nobody_doubts_is_at_no_distance(
     known = {"nll": 0.3, "nll_of_chains": [0.3], "seconds": 1.0, "rhat_max": 1.1}
     reference = {"mean": np.array([0.0, 0.5]), "sd": np.array([1e-12, 0.1])}
     nuts_files.store(tmp_path / "line-5.npz", known | reference)
-    recipe = {"step_size": 0.1, "way": "native", "prior_scale": None}
+    plan = SimpleNamespace(step_size=0.1, prior_scale=None, measured={"way": "native"})
     said = SimpleNamespace(verdicts=["said"])
-    posterior = SimpleNamespace(config={"recipe": recipe, "steps": 10}, diagnose=lambda x: said)
+    posterior = SimpleNamespace(plan=plan, config={"steps": 10}, diagnose=lambda x: said)
     found = {"mean": torch.tensor([1e-6, 0.55]), "sd": torch.tensor([1e-9, 0.12])}
     monkeypatch.setattr(against_nuts, "ours", lambda *given: (posterior, 1.0))
     monkeypatch.setattr(against_nuts, "score", lambda *given: {"nll": 0.31} | found)

@@ -56,7 +56,7 @@ def test_at_the_defaults(at_mode: bool) -> None:
     fitted model, so without the way down to it, whose 2,000 steps are most of a cold run."""
     model, posterior = at_the_defaults("sblrc", chains=128, parts=4, steps=300, at_mode=at_mode)
     assert posterior.healthy == list(range(128))
-    assert "recipe" in posterior.config
+    assert posterior.plan.by_recipe
     assert_reference(model.errors(posterior.samples))
 
 

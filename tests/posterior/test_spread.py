@@ -161,13 +161,13 @@ def test_a_function_without_noise_is_predicted_with_less_spread_and_its_checkpoi
     sampler = Langevin(network, likelihoods.Gaussian("rmse"), recipe=ONE_PART)
     posterior = sampler.sample((x[:400], y[:400]), progress=False)
     config = json.loads(json.dumps(posterior.config))
-    asked = config["recipe"]["spread"]
+    asked = posterior.plan.calibration
     noise = float(posterior.learned["variance"].mean())
-    assert noise < asked["variance"]
-    assert config["spread"] == calibration.spread_of_run(asked["value"], asked["variance"], noise)
-    assert asked["value"] < config["spread"] < 0.85
-    assert asked["widths"] == config["noise_widths"]
-    assert "on 399 held-out rows" in config["recipe"]["spread"]["reason"]
+    assert noise < asked.variance
+    assert config["spread"] == calibration.spread_of_run(asked.spread, asked.variance, noise)
+    assert asked.spread < config["spread"] < 0.85
+    assert list(asked.widths) == config["noise_widths"]
+    assert "on 399 held-out rows" in posterior.plan.reasons["spread"]
     again = Plan.from_config(config)
     assert again == posterior.plan
     assert list(again.calibration.widths) == config["noise_widths"]
@@ -181,7 +181,7 @@ def test_targets_with_noise_keep_the_whole_spread() -> None:
     sampler = Langevin(network, likelihoods.Gaussian("rmse"), recipe=ONE_PART)
     posterior = sampler.sample(smooth(150, 0.3), progress=False)
     assert "spread" not in posterior.config
-    assert posterior.config["recipe"]["spread"] is None
+    assert posterior.plan.calibration is None
 
 
 def test_one_switch_removes_all_that_held_out_rows_have_taught() -> None:

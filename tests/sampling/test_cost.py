@@ -156,6 +156,6 @@ def test_a_pilot_measures_on_fewer_rows_where_its_steps_are_dear(
     sampler = Langevin(model, likelihoods.Categorical(), chains=2, recipe=settings)
     posterior = sampler.sample((x, y), progress=False)
     assert seen == [1, 50]
-    assert posterior.config["recipe"]["prior_scale"]["value"] == 1.0
+    assert posterior.plan.prior_scale == 1.0
     assert posterior.config["steps"] == 30
     assert posterior.config["batch_size"] == 100

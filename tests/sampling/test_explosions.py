@@ -174,7 +174,7 @@ def test_a_wider_prior_is_taken_to_be_as_steep_as_a_narrower_one(
     scores = torch.tensor([[1.0], [0.9], [0.5], [0.8]]).double().expand(4, 50)
     found = chosen(monkeypatch, scores)
     assert found.curvature == 900.0
-    assert 1.0 < found.prior_scale.value < 25.0
+    assert 1.0 < found.prior_scale < 25.0
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_narrower_than_usual_only_where_all_others_are_clearly_behind(
     noise = torch.randn(4, rows, generator=torch.Generator().manual_seed(0)).double()
     noise[2] *= wide
     scores = torch.tensor([[2.3], [2.6], [2.7], [4.0]]).double() + noise
-    assert (chosen(monkeypatch, scores).prior_scale.value < 1.0) == narrow
+    assert (chosen(monkeypatch, scores).prior_scale < 1.0) == narrow
 
 
 def test_the_next_scale_begins_where_the_widest_ended() -> None:

@@ -76,7 +76,7 @@ def test_a_posterior_in_closed_form_is_sampled_with_nothing_said() -> None:
     # 1,600 draws, thinned to about a relaxation time: at least 400 effective ones.
     assert ((draws.mean(0) - mean).abs() < 5 * sd / 20).all()
     assert ((draws.std(0) / sd - 1).abs() < 5 / (2 * 400) ** 0.5).all()
-    assert posterior.config["recipe"]["prior_scale"] is None  # the prior was given
+    assert posterior.plan.prior_scale is None  # the prior was given
     assert "baoab" in posterior.config["dynamics"]
 
 
@@ -169,11 +169,10 @@ def test_the_prior_is_chosen_on_held_out_rows() -> None:
         models.mlp(1, 1, (16,), activation=nn.Tanh), likelihoods.Gaussian(sigma=0.1), chains=2
     )
     posterior = sampler.sample((x, y), 300, progress=False)
-    chosen = posterior.config["recipe"]["prior_scale"]
-    assert chosen["value"] > 1
-    assert "held-out" in chosen["reason"]
+    assert posterior.plan.prior_scale > 1
+    assert "held-out" in posterior.plan.reasons["prior"]
     variance = posterior.prior["0.weight"].variance  # type: ignore[index]
-    assert float(variance) == pytest.approx(2 * chosen["value"])
+    assert float(variance) == pytest.approx(2 * posterior.plan.prior_scale)
 
 
 def folds(count: int, seed: int, chains: int = 1) -> prior_trial.Folds:
@@ -606,7 +605,7 @@ def test_what_a_run_chose_is_in_its_plan() -> None:
     x, y = line(300)
     sampler = linear(prior=priors.Gaussian(1.0), chains=2, num_data=300)
     posterior = sampler.sample((x, y), 200, progress=False)
-    chosen = posterior.config["recipe"]["step_size"]
+    chosen = posterior.plan.step_size
     engine, _ = sampler.prepare((x, y), steps=5, plan=posterior.plan)
     assert engine.rates.step_size.unique().tolist() == pytest.approx([chosen])
     assert len(engine.stream.example()[0]) == posterior.config["batch_size"] == 100

@@ -74,10 +74,8 @@ def run(likelihood: likelihoods.Likelihood, y: Tensor | None = None, **options: 
 
 def test_a_run_learns_it() -> None:
     posterior = run(likelihoods.Categorical())
-    chosen = posterior.config["recipe"]["sharpness"]
-    assert posterior.sharpness == chosen["value"] != 1
-    assert "held-out labels" in chosen["reason"]
-    assert posterior.plan.calibration.sharpness == chosen["value"]
+    assert posterior.sharpness == posterior.plan.calibration.sharpness != 1
+    assert "held-out labels" in posterior.plan.reasons["sharpness"]
     assert posterior.config["temperature"] == [1.0, 1.0]
 
 
@@ -131,16 +129,16 @@ def test_every_label_counts_once() -> None:
     every fold."""
     many = torch.stack([rows()[1], 1 - rows()[1]], 1).float()
     posterior = run(likelihoods.Bernoulli(), many)
-    assert "on 120 held-out labels" in posterior.config["recipe"]["sharpness"]["reason"]
+    assert "on 120 held-out labels" in posterior.plan.reasons["sharpness"]
     some = rows()[1].where(torch.arange(60) % 3 > 0, -100)
     posterior = run(likelihoods.Categorical(ignore_index=-100), some)
-    assert "on 40 held-out labels" in posterior.config["recipe"]["sharpness"]["reason"]
+    assert "on 40 held-out labels" in posterior.plan.reasons["sharpness"]
     sampler = Langevin.from_trained(
         models.mlp(2, 2, (3,)), likelihoods.Categorical(), held_out=rows(45, 1), chains=2,
         recipe=SHORT,
     )  # fmt: skip
     posterior = sampler.sample(rows(), 40, progress=False)
-    assert "on 45 held-out labels" in posterior.config["recipe"]["sharpness"]["reason"]
+    assert "on 45 held-out labels" in posterior.plan.reasons["sharpness"]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +156,7 @@ def test_nothing_is_learned_otherwise(
     posterior = run(likelihood, **options)
     assert posterior.sharpness == 1.0
     assert "sharpness" not in posterior.config
-    assert posterior.config.get("recipe", {}).get("sharpness") is None
+    assert "sharpness" not in posterior.plan.reasons
 
 
 def test_too_few_rows_for_a_trial() -> None:

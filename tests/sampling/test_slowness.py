@@ -80,10 +80,10 @@ def test_the_posterior_at_the_defaults(centre: float, parts: int) -> None:
     assert mean < 0.1 + 3 / 320**0.5
     assert sd < 0.05 + 3 / 640**0.5
     assert within > 0.95 - 3 * 0.08
-    chosen = posterior.config["recipe"]
-    assert 0 < chosen["friction"] < FRICTION
-    assert f"friction={chosen['friction']}" in posterior.config["dynamics"]
-    assert "slowest direction" in chosen["reason"]
+    chosen = posterior.plan
+    assert 0 < chosen.friction < FRICTION
+    assert f"friction={chosen.friction}" in posterior.config["dynamics"]
+    assert "slowest direction" in chosen.reasons["step_size"]
 
 
 def test_a_quick_posterior_is_sampled_as_usual() -> None:
@@ -92,10 +92,10 @@ def test_a_quick_posterior_is_sampled_as_usual() -> None:
     posterior = sampler(preconditioners.UnitFisher(), 2).sample(
         (x, y), batch_size=ROWS, progress=False
     )
-    chosen = posterior.config["recipe"]
-    assert chosen["friction"] == FRICTION
-    assert chosen["relaxation"] is None
-    assert 0.1 < chosen["slowest"] <= chosen["curvature"] < 10
+    chosen = posterior.plan
+    assert chosen.friction == FRICTION
+    assert chosen.measured["relaxation"] is None
+    assert 0.1 < chosen.measured["slowest"] <= chosen.measured["curvature"] < 10
 
 
 def test_a_run_that_cannot_be_long_enough_warns(caplog: pytest.LogCaptureFixture) -> None:
@@ -280,10 +280,10 @@ def test_more_weights_than_are_measured_one_by_one() -> None:
     posterior = wide_model(preconditioners.DiagonalFisher()).sample(
         correlated(), batch_size=400, progress=False
     )
-    chosen = posterior.config["recipe"]
-    assert chosen["friction"] < 0.5 * FRICTION
-    assert f"friction={chosen['friction']}" in posterior.config["dynamics"]
-    assert "directions that are slow" in chosen["reason"]
+    chosen = posterior.plan
+    assert chosen.friction < 0.5 * FRICTION
+    assert f"friction={chosen.friction}" in posterior.config["dynamics"]
+    assert "directions that are slow" in chosen.reasons["step_size"]
     assert explored(posterior) > 0.77 - 3 * 0.02
 
 
@@ -292,7 +292,7 @@ def test_a_metric_whose_scale_is_not_the_priors_keeps_the_usual_friction() -> No
     posterior = wide_model(preconditioners.RMSProp()).sample(
         correlated(), steps=100, batch_size=400, progress=False
     )
-    assert posterior.config["recipe"]["friction"] == FRICTION
+    assert posterior.plan.friction == FRICTION
 
 
 def test_the_remedy_names_the_cause() -> None:

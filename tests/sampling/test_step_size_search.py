@@ -46,14 +46,14 @@ def found() -> Posterior:
 
 def test_scores_are_those_of_plain_runs_on_the_rest_of_the_data(found):
     """The oracle: Langevin itself, one chain at a fixed step size, on what was not held out."""
-    table, steps = found.config["pilot"]["table"], found.config["pilot"]["steps"]
+    table, steps = found.plan.measured["pilot"]["table"], found.plan.measured["pilot"]["steps"]
     assert steps == Search.fewest_steps == 50
     x, y = small_run.data()
     folds = [step_size.split(len(x), 5, Search(), part=k) for k in range(5)]
     for inside, outside in folds:
         assert sorted(torch.cat([inside, outside]).tolist()) == list(range(60))
     assert sorted(torch.cat([outside for _, outside in folds]).tolist()) == list(range(60))
-    assert found.config["pilot"]["held_out"] == 60  # 12 rows alone would rank by chance
+    assert found.plan.measured["pilot"]["held_out"] == 60  # 12 rows alone would rank by chance
     iterates = sorted({50 - 25 * k // 20 for k in range(20)})  # 20 of the second half
     assert (len(iterates), iterates[0], iterates[-1]) == (20, 27, 50)
     for row in (table[0], table[-4]):
@@ -68,7 +68,7 @@ def test_scores_are_those_of_plain_runs_on_the_rest_of_the_data(found):
 
 
 def test_it_takes_the_lowest_and_says_so(found):
-    choice = found.config["pilot"]
+    choice = found.plan.measured["pilot"]
     fine = [row for row in choice["table"] if not row["diverged"]]
     best = min(fine, key=lambda row: row["nll"])
     assert choice["step_sizes"] == [best["step_size"]]
@@ -90,7 +90,7 @@ def test_where_there_is_something_to_learn_it_learns_it(network, classes):
         chains=1,
         init="fan_in",
     )
-    choice = sampler.sample(classes, 20, batch_size=32, progress=False).config["pilot"]
+    choice = sampler.sample(classes, 20, batch_size=32, progress=False).plan.measured["pilot"]
     chosen = next(r for r in choice["table"] if r["step_size"] in choice["step_sizes"])
     assert chosen["nll"] < choice["table"][0]["nll"] - 0.2
     assert chosen["step_size"] > 30 * choice["table"][0]["step_size"]
@@ -102,12 +102,12 @@ def test_the_same_seed_chooses_the_same_and_touches_no_global_generator(found, c
         again = sampler.sample(small_run.data(), 60, **RUN)
     assert torch.equal(before, torch.random.get_rng_state())
     small_run.assert_same(found, again)
-    assert again.config["pilot"] == found.config["pilot"]
-    assert found.config["pilot"]["reason"] in caplog.text
+    assert again.plan.measured["pilot"] == found.plan.measured["pilot"]
+    assert found.plan.measured["pilot"]["reason"] in caplog.text
 
 
 def test_a_run_with_that_schedule_is_the_same_run(found):
-    choice = found.config["pilot"]
+    choice = found.plan.measured["pilot"]
     eta = found.plan.schedule()
     assert eta(0) == choice["step_sizes"][0]
     assert eta(7 * 50) == pytest.approx(eta(0) / 2)
@@ -130,7 +130,7 @@ def test_divergence_keeps_a_notch_away():
         chains=2,
     )
     posterior = sampler.sample((x, y), 300, batch_size=80, progress=False)
-    choice = posterior.config["pilot"]
+    choice = posterior.plan.measured["pilot"]
     edge = min(row["step_size"] for row in choice["table"] if row["diverged"])
     (eta,) = choice["step_sizes"]
     assert edge > 2 / 30**2 / 2
@@ -205,7 +205,7 @@ def test_no_candidate_is_one_that_the_prior_alone_makes_unstable():
     """Damping 1e-4, 48 data and variance 0.1: eta / (damping N variance) < 1 means 4.8e-4."""
     usual = preconditioners.QuasiDiagonalFisher(damping=1e-4)
     posterior = auto(1, preconditioner=usual).sample(small_run.data(), 20, **RUN)
-    sizes = [row["step_size"] for row in posterior.config["pilot"]["table"]]
+    sizes = [row["step_size"] for row in posterior.plan.measured["pilot"]["table"]]
     assert sizes == sorted(sizes)
     assert 4.7e-4 < sizes[-1] <= 4.8e-4
 
@@ -213,7 +213,7 @@ def test_no_candidate_is_one_that_the_prior_alone_makes_unstable():
 def test_chains_that_differ_choose_for_themselves():
     sampler = auto(3, temperature=torch.tensor([0.0, 1.0, 100.0]))
     posterior = sampler.sample(small_run.data(), 50, **RUN)
-    choice = posterior.config["pilot"]
+    choice = posterior.plan.measured["pilot"]
     assert len(choice["table"]) == 3 * 8
     for chain, eta in enumerate(choice["step_sizes"]):
         own = [row for row in choice["table"] if row["chain"] == chain and not row["diverged"]]
@@ -224,7 +224,7 @@ def test_chains_that_differ_choose_for_themselves():
 def test_chains_that_are_alike_share_a_choice():
     prior = priors.Gaussian(variance=torch.tensor([0.1, 1.0, 0.1]))
     posterior = auto(3, prior=prior, init="prior").sample(small_run.data(), 50, **RUN)
-    choice = posterior.config["pilot"]
+    choice = posterior.plan.measured["pilot"]
     assert {row["chain"] for row in choice["table"]} == {0, 1}
     assert len(choice["table"]) % 2 == 0
     assert len(choice["step_sizes"]) == 3
@@ -233,7 +233,7 @@ def test_chains_that_are_alike_share_a_choice():
 
 def test_equal_values_for_every_chain_are_one_choice():
     sampler = auto(3, temperature=torch.ones(3), prior=priors.Gaussian(variance=torch.ones(3)))
-    choice = sampler.sample(small_run.data(), 50, **RUN).config["pilot"]
+    choice = sampler.sample(small_run.data(), 50, **RUN).plan.measured["pilot"]
     assert len(choice["table"]) >= 8
     assert len(choice["step_sizes"]) == 1
 
@@ -244,10 +244,10 @@ def test_a_learned_noise_level_and_other_kinds_of_data(regression):
     searched = {"step_size": "auto", "dynamics": dynamics.Overdamped(), "init": "fan_in"}
     sampler = Langevin(model, likelihoods.Gaussian("rmse"), **searched)
     posterior = sampler.sample(TensorDataset(x, y), 20, batch_size=40, progress=False)
-    assert all(row["nll"] is not None for row in posterior.config["pilot"]["table"])
+    assert all(row["nll"] is not None for row in posterior.plan.measured["pilot"]["table"])
     copier = Langevin(model, likelihoods.Gaussian(0.5), **searched)
     alone = copier.sample(x, 20, batch_size=40, progress=False)  # the network sees y itself
-    assert len(alone.config["pilot"]["table"]) >= 8
+    assert len(alone.plan.measured["pilot"]["table"]) >= 8
 
 
 class StopHereError(Exception):
@@ -260,7 +260,7 @@ def test_a_resumed_run_keeps_the_choice_it_started_with(found, tmp_path, monkeyp
         patch.setattr("natural_langevin.run.collector.SampleCollector.look", _stop)
         with pytest.raises(StopHereError):
             auto().sample(small_run.data(), 60, **options)
-    assert config_in(tmp_path)["pilot"] == found.config["pilot"]
+    assert config_in(tmp_path)["plan"]["measured"]["pilot"] == found.plan.measured["pilot"]
     monkeypatch.setattr(step_size, "by_held_out_rows", _stop)  # it is not asked again
     resumed = auto().sample(small_run.data(), 60, **options)
     small_run.assert_same(found, resumed)
@@ -279,7 +279,7 @@ def test_a_folder_without_a_readable_checkpoint_tells_nothing(tmp_path):
 def test_a_saved_posterior_remembers_the_pilot(found, tmp_path):
     found.save(tmp_path)
     loaded = Posterior.load(tmp_path, small_run.network())
-    assert loaded.config["pilot"] == found.config["pilot"]
+    assert loaded.plan.measured["pilot"] == found.plan.measured["pilot"]
 
 
 def test_a_single_step_takes_the_default_schedule():

@@ -109,7 +109,7 @@ def test_a_search_that_would_take_most_of_it_is_left_out(
     clock.price = 1e-2
     posterior = sampled(8.0)
     assert tried == []
-    assert posterior.config["recipe"]["prior_scale"] is None
+    assert "prior" not in posterior.plan.reasons
     # With more time a cheaper one, and with enough the usual one.
     clock.price = 1e-3
     sampled(8.0)

@@ -54,7 +54,7 @@ def test_predictions_are_not_worse_than_the_trained_networks(
     ours = -posterior.predict_dist(test[0]).log_prob(test[1])
     gain = alone - ours
     assert gain.mean() > -2 * gain.std() / 1000**0.5
-    assert "held-out" in posterior.config["recipe"]["prior_scale"]["reason"]
+    assert "held-out" in posterior.plan.reasons["prior"]
     assert posterior.config["init"] == "model"
 
 

@@ -28,6 +28,19 @@ class Processes:
     def __init__(self, chains: int) -> None:
         self.chains, self.own = chains, range(chains)
 
+    @property
+    def whole(self) -> bool:
+        """Whether all chains are here."""
+        return len(self.own) == self.chains
+
+    def rows(self, chains: Sequence[int]) -> list[int]:
+        """The rows, in tensors of the chains here, of those of ``chains`` that are here."""
+        return [chain - self.own.start for chain in chains if chain in self.own]
+
+    def here(self, values: Tensor) -> Tensor:
+        """One value per chain -> those of the chains here."""
+        return values[self.own.start : self.own.stop]
+
     def exchange(self, label: str, value: str = "") -> list[str]:
         """Every process's ``value``, a short text, by rank; also a barrier called ``label``."""
         return [value]

@@ -14,19 +14,13 @@ class Advice:
     run: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def chosen(self) -> float | None:
-        """The step size, where the recipe chose it."""
-        eta = (self.run.get("recipe") or {}).get("step_size")
-        return None if eta is None else float(eta)
-
-    @property
-    def _auto(self) -> bool:
-        return self.chosen is not None or "pilot" in self.run
+    def _plan(self) -> Mapping[str, Any]:
+        return self.run.get("plan") or {}
 
     @property
     def _noisy(self) -> bool:
         """Whether minibatch noise limits the step size, rather than a slow direction."""
-        found = self.run.get("recipe") or {}
+        found = self._plan.get("measured") or {}
         if not found.get("relaxation") or found["heat"] < 0.01:
             return False
         return float(found["curvature"]) < 10 * float(found["slowest"])
@@ -48,7 +42,7 @@ class Advice:
 
     def faster(self) -> str:
         """What to do about draws that are correlated: a longer run, or larger steps."""
-        if self._auto:
+        if self._plan.get("step_size") is not None:
             return self.longer()
         if "optimizer" in self.run:
             return f"{self.longer()}, or take lr from Langevin(...).plan(data).step_size"
@@ -56,12 +50,12 @@ class Advice:
 
     def smaller(self) -> str:
         """What to do about a step that is too large, with the number to use where it is known."""
-        eta = self.chosen
-        if eta is not None:
+        eta = self._plan.get("step_size")
+        if eta is None:
+            return "use a smaller step size"
+        if isinstance(eta, float):
             return f"give step_size={eta / 4:.2g}, a quarter of what was chosen"
-        if self._auto:
-            return 'give step_size= a quarter of posterior.config["pilot"]["step_sizes"]'
-        return "use a smaller step size"
+        return "give step_size= a quarter of posterior.plan.step_size"
 
     def larger_batch(self) -> str:
         """What to do about gradients that are too noisy."""

@@ -67,6 +67,16 @@ class Predicted(Protocol):
         """(network, input, ...)."""
 
 
+class Standard(Protocol):
+    """The units that data and weights had in a run."""
+
+    def data(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows in these units."""
+
+    def given(self, params: Params) -> Params:
+        """Weights of these units as the user's data need them."""
+
+
 class Sampled(Protocol):
     """The interface of a ``Posterior`` that is compared."""
 
@@ -87,6 +97,9 @@ class Sampled(Protocol):
     @property
     def healthy(self) -> list[int]:
         """The chains that did not diverge."""
+
+    def in_standard_units(self) -> tuple[Self, Standard]:
+        """The same as it was sampled, which is what its prior is of, and the units of that."""
 
     def predict(self, x: Tensor, *, sharpness: float | None = None) -> Predicted:
         """At these inputs."""
@@ -173,15 +186,17 @@ def fidelity(
     the posterior's own power of the likelihood.
     """
     x, y = split_pair(getattr(data, "tensors", data))
-    params = {k: s[:, -1] for k, s in posterior.samples.items()}
+    inside, units = posterior.in_standard_units()
+    rows = units.data(x, y)
+    params = {k: s[:, -1] for k, s in inside.samples.items()}
     _refuse(sum(p[0].numel() for p in params.values()), len(x))
-    starts, chosen, power = _starts(posterior, params, prior)
+    starts, chosen, power = _starts(inside, params, prior)
     states, acceptance = _reference_draws(
-        posterior, (x, y), starts, chosen, power, trajectories=trajectories, steps=steps, seed=seed
+        inside, rows, starts, chosen, power, trajectories=trajectories, steps=steps, seed=seed
     )
     samples = {k: torch.stack([s[k] for s in states], dim=1) for k in starts}
     chains = len(next(iter(starts.values())))
-    reference = posterior.of_draws(samples)
+    reference = posterior.of_draws(units.given(samples))
     inputs = x if at is None else at
     inputs = inputs[:: -(-len(inputs) // MOST_INPUTS)]
     own, other = posterior.predict(inputs, sharpness=1.0), reference.predict(inputs)
@@ -199,7 +214,7 @@ def fidelity(
         floor=floor / math.sqrt(2),  # the halves are half as long
         agreement=agreement(own.mean, other.mean) if classes else None,
         kolmogorov=None if classes else _kolmogorov(own.samples, other.samples),
-        temperature=_temperature(posterior, reference, chosen, power, (x, y)),
+        temperature=_temperature(inside, inside.of_draws(samples), chosen, power, rows),
         acceptance=acceptance,
         reference=reference,
     )

@@ -177,14 +177,6 @@ def measure(
     return Replicates(torch.cat(warm), torch.cat(cold), torch.tensor([swallowed]))
 
 
-def summarise(found: Replicates, names: list[str]) -> Kinetic | None:
-    """All steps of all chains together; None if no chain was running."""
-    used, swallowed = len(found.warm) + len(found.cold), int(found.lost.sum())
-    if not used + swallowed:
-        return None
-    return _summary(found.warm, found.cold, names, swallowed / (used + swallowed))
-
-
 # Columns of the sums of a step, (chain, tensor, column), times N / (2 eta), those before the trace
 # in units of the temperature. _PCP is the variance of _PD, _SPREAD that of _DD - _TRACE.
 _PP, _PD, _DD, _PCP, _TRACE, _SPREAD, _HEAT, _ROUNDING = range(8)
@@ -299,8 +291,13 @@ def _readings(sums: Tensor) -> list[Reading]:
     return [Reading(value, error) for value, error in both.T.tolist()]
 
 
-def _summary(warm: Tensor, cold: Tensor, names: list[str], lost: float) -> Kinetic:
+def summarise(found: Replicates, names: list[str]) -> Kinetic | None:
+    """All steps of all chains together; None if no chain was running."""
+    (warm, cold, _), swallowed = found, int(found.lost.sum())
     both = torch.cat([warm, cold])
+    if not len(both) + swallowed:
+        return None
+    lost = swallowed / (len(both) + swallowed)
     heat = both[..., _HEAT].sum(1) / both[..., _TRACE].sum(1)
     heat = heat[torch.isfinite(heat)]
     minibatch = float(heat.mean()) if len(heat) else None

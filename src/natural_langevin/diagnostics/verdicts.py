@@ -359,15 +359,37 @@ class Diagnosis:
     def trace_plot(self, *, count: int = 4) -> Any:
         """The numbers that mix worst, along the draws: a matplotlib figure. Healthy traces of
         different chains lie on top of each other and show no trend."""
-        return trace_plot(self._worst(count), self.healthy)
+        figure, panels = self._panels(count)
+        for axes, name, values in panels:
+            for chain, line in zip(self.healthy, values, strict=True):
+                axes.plot(line, linewidth=0.8, label=f"chain {chain}")
+            axes.set(title=name, xlabel="draw")
+        panels[0][0].legend(fontsize="small")
+        return figure
 
     def rank_plot(self, *, count: int = 4) -> Any:
-        """Their ranks among all chains' draws: a matplotlib figure. Flat histograms are healthy."""
-        return rank_plot(self._worst(count), self.healthy)
+        """Of every chain, how many of its draws fall in each range of ranks among all draws: a
+        matplotlib figure. Flat histograms, at the dashed line, are healthy."""
+        figure, panels = self._panels(count)
+        for axes, name, values in panels:
+            counts = rank_counts(values)
+            for chain, line in zip(self.healthy, counts, strict=True):
+                axes.step(range(counts.shape[1]), line, where="mid", label=f"chain {chain}")
+            expected = values.shape[1] / counts.shape[1]
+            axes.axhline(expected, color="0.5", linestyle="--", linewidth=1)
+            axes.set(title=name, xlabel="range of ranks", ylabel="draws", ylim=(0, None))
+        panels[0][0].legend(fontsize="small")
+        return figure
 
-    def _worst(self, count: int) -> dict[str, Array]:
-        order = np.argsort(self.ess)[:count]
-        return {f"prediction {k}": self.mixing.values[:, :, k] for k in order}
+    def _panels(self, count: int) -> tuple[Any, list[tuple[Any, str, Array]]]:
+        """A figure, and a panel of it, name and values (chain, draw) of the worst numbers."""
+        worst = np.argsort(self.ess)[: max(0, count)]
+        if not len(worst):
+            raise ValueError("nothing to plot: give a count of at least 1")
+        figure = new_figure(figsize=(7, 1.8 * len(worst)))
+        axes = figure.subplots(len(worst), 1, squeeze=False)[:, 0]
+        named = [(f"prediction {k}", self.mixing.values[:, :, k]) for k in worst]
+        return figure, [(panel, *one) for panel, one in zip(axes, named, strict=True)]
 
     def __repr__(self) -> str:
         found = f"{len(self.verdicts)} verdicts" if self.verdicts else "nothing suspicious"
@@ -465,32 +487,6 @@ def _moving(values: Mapping[str, Tensor], shared: bool, least: float) -> dict[st
     return found
 
 
-def trace_plot(series: Mapping[str, Array], chains: list[int]) -> Any:
-    """One panel for each name, one line for each chain; values are (chain, draw)."""
-    figure, panels = _panels(len(series))
-    for axes, (name, values) in zip(panels, series.items(), strict=True):
-        for chain, line in zip(chains, values, strict=True):
-            axes.plot(line, linewidth=0.8, label=f"chain {chain}")
-        axes.set(title=name, xlabel="draw")
-    panels[0].legend(fontsize="small")
-    return figure
-
-
-def rank_plot(series: Mapping[str, Array], chains: list[int]) -> Any:
-    """Of every chain, how many of its draws fall in each range of ranks among all draws.
-
-    The dashed line is the expectation for chains that agree."""
-    figure, panels = _panels(len(series))
-    for axes, (name, values) in zip(panels, series.items(), strict=True):
-        counts = rank_counts(values)
-        for chain, line in zip(chains, counts, strict=True):
-            axes.step(range(counts.shape[1]), line, where="mid", label=f"chain {chain}")
-        axes.axhline(values.shape[1] / counts.shape[1], color="0.5", linestyle="--", linewidth=1)
-        axes.set(title=name, xlabel="range of ranks", ylabel="draws", ylim=(0, None))
-    panels[0].legend(fontsize="small")
-    return figure
-
-
 def rank_counts(values: Array, *, bins: int = 20) -> Array:
     """(chain, bin): how many draws of a chain have a rank in each of equal ranges.
 
@@ -506,10 +502,3 @@ def rank_counts(values: Array, *, bins: int = 20) -> Array:
     where = (rank * bins // len(order)).reshape(chains, draws)
     counts = [np.bincount(row, minlength=bins) for row in where]
     return np.array(counts, dtype=np.float64)
-
-
-def _panels(count: int) -> tuple[Any, list[Any]]:
-    if count < 1:
-        raise ValueError("nothing to plot: give a count of at least 1")
-    figure = new_figure(figsize=(7, 1.8 * count))
-    return figure, list(figure.subplots(count, 1, squeeze=False)[:, 0])

@@ -19,7 +19,6 @@ from natural_langevin._internal.processes import Processes
 from natural_langevin.distributed.group import Group, GroupError
 from natural_langevin.distributed.join import join, launched
 from natural_langevin.distributed.layout import Layout, chosen, mesh_of, own_chains
-from natural_langevin.posterior.draws import ChainShards
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.statistics import Part
 
@@ -178,7 +177,7 @@ def shard_posterior(posterior: Posterior, mesh: ProcessMesh) -> Posterior:
     posterior.learned = {k: mesh.gather_chains(v) for k, v in posterior.learned.items()}
     steps, losses = posterior.trace[:, :1], posterior.trace[:, 1:].T.contiguous()
     posterior.trace = torch.cat([steps, mesh.gather_chains(losses).T], dim=1)
-    posterior.shards = ChainShards(mesh)
+    posterior.processes = mesh
     return posterior
 
 

@@ -20,9 +20,8 @@ from torch import Tensor
 from natural_langevin import random
 from natural_langevin._internal.chains import likelihood_powers
 from natural_langevin.diagnostics import import_arviz
-from natural_langevin.posterior import networks
 from natural_langevin.posterior.draws import Draws
-from natural_langevin.posterior.ensemble import learned_by
+from natural_langevin.posterior.ensemble import some_outputs
 from natural_langevin.posterior.units import in_standard_units
 
 
@@ -72,17 +71,13 @@ def draws(posterior: Draws, x: Tensor, seed: int) -> Tensor | None:
     chains, count = posterior.healthy, posterior.draws
     device = next(iter(posterior.last.values())).device
     origins = random.origin(seed, random.LABELS, torch.tensor(chains, device=device))
-    state = learned_by(posterior, chains, count)
     found: list[Tensor] = []
     with torch.no_grad():
-        for some in networks.chunks(posterior.samples, chains, 16, like=posterior.last):
-            outputs = torch.cat(
-                [posterior.outputs(some, part.to(device)) for part in x.split(1000)], 1
-            )
-            for one in outputs:
+        for outputs, state in some_outputs(posterior, x, chains, chains, 16):
+            for place, one in enumerate(outputs):
                 chain, draw = divmod(len(found), count)
                 key = random.stream(origins, draw)[chain]
-                learned = {k: v[len(found)] for k, v in state.items()}
+                learned = {k: v[place] for k, v in state.items()}
                 try:
                     found.append(posterior.likelihood.sample(one, key, learned))
                 except ValueError:  # it knows a loss alone

@@ -24,7 +24,8 @@ from natural_langevin.likelihoods.predictive import predicted_by
 from natural_langevin.metrics.summary import ClassificationScores, RegressionScores
 from natural_langevin.posterior import networks
 from natural_langevin.posterior.draws import Chains, Draws
-from natural_langevin.posterior.ensemble import learned_by
+from natural_langevin.posterior.ensemble import some_outputs
+from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.units import in_standard_units
 from natural_langevin.priors import PriorLike, resolve
 
@@ -51,7 +52,7 @@ def diagnose(
     scores: ClassificationScores | RegressionScores | None,
 ) -> diagnostics.Diagnosis:
     """See ``Posterior.diagnose``. ``scores``: on rows that the run has not seen."""
-    config, shards = posterior.config, posterior.shards
+    config, processes = posterior.config, posterior.processes
     pooled = posterior.chosen(chains)
     x = torch.cat(list(posterior.signature.batches(x, batch_size)))
     around: dict[str, Tensor] = {}
@@ -78,14 +79,15 @@ def diagnose(
         healthy=pooled,
         thin=config.get("thin"),
         parameters={
-            _name(k, v, posterior.samples[k]): shards.everywhere(v)[pooled] for k, v in some.items()
+            _name(k, v, posterior.samples[k]): processes.gather_chains(v)[pooled]
+            for k, v in some.items()
         },
         beyond=dict(zip(around, elsewhere, strict=True)),
         inputs=inputs,
         least=LEAST_PROBABILITY if posterior.likelihood.discrete else 0.0,
         noise=_noise(posterior, pooled, predictions),
-        funnel=diagnostics.funnel(posterior.samples, pooled) if shards.whole else None,
-        thrown=_thrown(posterior, pooled) if shards.whole else None,
+        funnel=diagnostics.funnel(posterior.samples, pooled) if processes.whole else None,
+        thrown=_thrown(posterior, pooled) if processes.whole else None,
         kinetic=_kinetic(config),
         configurational=heat,
         temperature=min([t for t in _temperatures(posterior).tolist() if t > 0], default=1.0),
@@ -99,22 +101,14 @@ def diagnose(
 
 def followed(posterior: Draws, x: Tensor, pooled: Sequence[int]) -> Tensor:
     """See ``Posterior.followed``; of the chains ``pooled``, wherever they are."""
-    like, own = next(iter(posterior.last.values())), range(len(next(iter(posterior.last.values()))))
-    state = learned_by(posterior, posterior.shards.processes.own, posterior.draws)
-    rows: list[Tensor] = []
-    seen = 0
+    own, rows = posterior.processes.own, list[Tensor]()
     with torch.no_grad(), shown_to_model(x):
         size = networks.at_once(posterior.samples, SOME, batch_size=1000, inputs=len(x))
-        for some in networks.chunks(posterior.samples, own, size, like=posterior.last):
-            outputs = torch.cat(
-                [posterior.outputs(some, part.to(like.device)) for part in x.split(1000)], 1
-            )
-            learned = {k: v[seen : seen + len(outputs)] for k, v in state.items()}
-            seen += len(outputs)
+        for outputs, learned in some_outputs(posterior, x, range(len(own)), own, size):
             said = predicted_by(posterior.likelihood, outputs, learned)
             rows.append(outputs if said.classes is None else said.value)
     values = torch.cat(rows).unflatten(0, (len(own), posterior.draws))
-    return posterior.shards.everywhere(values)[list(pooled)]
+    return posterior.processes.gather_chains(values)[list(pooled)]
 
 
 def _name(name: str, some: Tensor, whole: Tensor) -> str:
@@ -143,7 +137,8 @@ def _thrown(posterior: Draws, pooled: Sequence[int]) -> diagnostics.Thrown | Non
     """Where the losses of the trace are those of all rows, at the temperature 1."""
     config, chains = posterior.config, len(posterior.diverged)
     rows, batch = config.get("num_data"), config.get("batch_size")
-    if not config.get("recipe") or not rows or not batch or batch < rows:
+    plan = Plan.from_config(config)
+    if plan is None or not plan.by_recipe or not rows or not batch or batch < rows:
         return None
     power = likelihood_powers(config, chains)
     if bool((power != 1).any()) or bool((_temperatures(posterior) != 1).any()):
@@ -161,11 +156,11 @@ def _kinetic(config: Mapping[str, Any]) -> diagnostics.Kinetic | None:
     if measured is None:
         return None
     found = diagnostics.Kinetic.from_dict(measured)
-    chosen, size = config.get("recipe") or {}, config.get("batch_size")
-    eta, steepest = chosen.get("step_size"), chosen.get("curvature")
-    if found.minibatch is None or eta is None or steepest is None or not size:
+    plan, size = Plan.from_config(config), config.get("batch_size")
+    if found.minibatch is None or plan is None or not size or config.get("shared_batches"):
         return found
-    if config.get("shared_batches"):
+    eta, steepest = plan.step_size, plan.measured.get("curvature")
+    if not isinstance(eta, float) or steepest is None:
         return found
     left = left_by_epochs(eta * steepest, config["num_data"], size)
     return replace(found, minibatch=found.minibatch * left)
@@ -180,9 +175,9 @@ def _against(
     half = diagnostics.some_components(other.samples, ("*",))
     return diagnostics.halved.compare(
         {"predictions": followed(posterior, x, pooled)}
-        | {k: posterior.shards.everywhere(v)[list(pooled)] for k, v in mine.items()},
+        | {k: posterior.processes.gather_chains(v)[list(pooled)] for k, v in mine.items()},
         {"predictions": followed(other, x, theirs)}
-        | {k: other.shards.everywhere(v)[theirs] for k, v in half.items()},
+        | {k: other.processes.gather_chains(v)[theirs] for k, v in half.items()},
     )
 
 
@@ -197,7 +192,7 @@ def _configurational(
 ) -> diagnostics.Configurational | None:
     """The temperature of the samples, as they were sampled; None where no chain has one."""
     posterior, units = in_standard_units(posterior)
-    shards, chains = posterior.shards, posterior.chains
+    processes, chains = posterior.processes, posterior.chains
     like = {name: value[0] for name, value in posterior.last.items()}
     device = next(iter(like.values())).device
     known = posterior.prior
@@ -212,13 +207,13 @@ def _configurational(
     warm = [c for c in posterior.healthy if temperature[c] > 0]
     if not warm:
         return None
-    here = {name: shards.here(value) for name, value in posterior.learned.items()}
+    here = {name: processes.here(value) for name, value in posterior.learned.items()}
     x, y = (t.to(device) for t in units.data(*posterior.signature.split(data)))
     return diagnostics.configurational.measure(
         posterior.call, posterior.likelihood, known, posterior.samples, here, temperature,
         (x, y), like=next(iter(posterior.last.values())), chosen_chains=warm,
-        of_all=shards.everywhere, batch_size=batch_size,
-        num_data=shards.here(float(posterior.config.get("num_data", len(x))) * power).to(device),
+        of_all=processes.gather_chains, batch_size=batch_size,
+        num_data=processes.here(float(posterior.config.get("num_data", len(x))) * power).to(device),
         max_draws=max_draws,
     )  # fmt: skip
 

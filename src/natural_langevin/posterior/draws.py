@@ -17,71 +17,13 @@ from natural_langevin._internal.whole_numbers import whole_number
 from natural_langevin.data.signature import Signature
 from natural_langevin.execution.kernels.native.forward import NativeOutputs
 from natural_langevin.likelihoods import Likelihood, detach, weight_name
-from natural_langevin.posterior.prediction import Averager, one_tensor
+from natural_langevin.posterior.calibration import check_number
+from natural_langevin.posterior.prediction import one_tensor
 from natural_langevin.priors import Prior
 from natural_langevin.statistics import vectorised, with_parameters
 from natural_langevin.statistics.capture import ParameterSlots
 from natural_langevin.statistics.in_turn import of_each
 from natural_langevin.statistics.vectorised import MODEL_LOCK
-
-
-class ChainShards:
-    """The chains ``processes.own`` here, the rest at other processes, if any.
-
-    Chains are known by their number in the run; those here are rows of ``samples``, ``mean`` and
-    ``last``, in the same order. All processes call every method, in the same order, and get the
-    same answer: predictions, function values and single networks are exchanged, and no process
-    ever holds all parameters."""
-
-    def __init__(self, processes: Processes) -> None:
-        self.processes = processes
-
-    @property
-    def whole(self) -> bool:
-        """Whether all chains are here."""
-        return len(self.processes.own) == self.processes.chains
-
-    def rows(self, chains: Sequence[int]) -> list[int]:
-        """The rows, in tensors of the chains here, of those of ``chains`` that are here."""
-        own = self.processes.own
-        return [chain - own.start for chain in chains if chain in own]
-
-    def here(self, values: Tensor) -> Tensor:
-        """One value per chain -> those of the chains here."""
-        return values[self.processes.own.start : self.processes.own.stop]
-
-    def everywhere(self, rows: Tensor) -> Tensor:
-        """One row per chain here -> one per chain."""
-        return self.processes.gather_chains(rows)
-
-    def one(self, chain: int, params: Callable[[int], Params]) -> Params:
-        """The parameters ``params(row)`` of one chain."""
-        own, chains, chain = self.processes.own, self.processes.chains, whole_number("chain", chain)
-        if not -chains <= chain < chains:
-            raise IndexError(f"there are {chains} chains, got chain={chain}")
-        chain %= chains
-        row = chain - own.start if chain in own else 0
-        return self.processes.from_owner(chain, params(row))
-
-    def mean(self, values: Tensor, chains: Sequence[int]) -> Tensor:
-        """The mean over some chains of ``values``, one row per chain here."""
-        return self.processes.add_up(values[self.rows(chains)].sum(0)) / len(chains)
-
-    def pool(self, averager: Averager, empty: Callable[[], Tensor]) -> None:
-        """Completes an averager that has seen the networks here; ``empty()`` is none of them."""
-        if not self.whole:
-            averager.add(empty())  # so that a process whose chains all diverged knows the shapes
-            averager.pool(self.processes.add_up, self.processes.all_rows)
-
-    def check_whole(self, what: str) -> None:
-        """Refuses ``what`` where it would need all parameters at one process."""
-        if not self.whole:
-            raise ValueError(
-                f"{what} needs the parameters of all chains in one process, and they are on "
-                "several: posterior.save(folder) on all, then Posterior.load(folder, "
-                f"model).{what}(...) in a single process"
-            )
-
 
 Chains = Sequence[int] | Literal["all"] | None
 
@@ -148,7 +90,10 @@ class Draws:
         #: Weights of the network that the run was given, {name: (*shape)}, where predictions give
         #: it weight (see ``calibration``).
         self.trained: Params = {}
-        self.shards = ChainShards(Processes(len(diverged)))  # which chains are here
+        #: Chains are known by their number in the run; those that are here are rows of ``samples``,
+        #: ``mean`` and ``last``. Predictions, function values and single networks are exchanged,
+        #: and no process ever holds all parameters.
+        self.processes = Processes(len(diverged))
         #: The network that samples are weights of; its own weights count for nothing.
         self.template, self._slots = model, ParameterSlots(model)
         #: Outputs of many networks in C, where it knows the model.
@@ -195,6 +140,35 @@ class Draws:
         return (self.diverged < 0).nonzero().flatten().tolist()
 
     @property
+    def sharpness(self) -> float:
+        """The power to which predictions raise the mean class probabilities; 1.0 is the plain
+        mixture. It can be set, and is saved with the posterior."""
+        return check_number("sharpness", self.config.get("sharpness", 1.0))
+
+    @sharpness.setter
+    def sharpness(self, value: float) -> None:
+        self.config = self.config | {"sharpness": check_number("sharpness", value)}
+
+    @property
+    def spread(self) -> float:
+        """How much of the networks' distance from their mean predictions have (see
+        ``calibration``)."""
+        return check_number("spread", self.config.get("spread", 1.0), most=1.0)
+
+    def calibrated(self, on: bool = True) -> Self:
+        """The same draws with uncalibrated predictions (``False``): without the sharpness, the
+        spread and the noise levels that were fitted to held-out rows.
+
+        ``predict``, scores, ``distill``, ``export`` and saved files of the result are uncalibrated
+        too. ``True`` returns the posterior as it is."""
+        if on:
+            return self
+        found = copy.copy(self)
+        learned = ("sharpness", "spread", "noise_widths", "trained_share")
+        found.config = {k: v for k, v in self.config.items() if k not in learned}
+        return found
+
+    @property
     def sample_mean(self) -> Params:
         """The mean over every chain's kept draws, {name: (chain, *shape)}: the estimate of the
         posterior's mean. It has less variance than ``mean``, which averages only late iterates."""
@@ -239,7 +213,9 @@ class Draws:
         if chain is not None:
             return self._as_module(self._row_of(means, chain))
         pooled = self.chosen(chains)
-        return self._as_module({k: self.shards.mean(m, pooled) for k, m in means.items()})
+        here = self.processes
+        added = {k: here.add_up(m[here.rows(pooled)].sum(0)) for k, m in means.items()}
+        return self._as_module({k: total / len(pooled) for k, total in added.items()})
 
     def chosen(self, chains: Chains) -> list[int]:
         """The healthy ones among ``chains``: None for all of them, if they have one temperature
@@ -249,7 +225,21 @@ class Draws:
 
     def _row_of(self, values: Params, chain: int) -> Params:
         """One chain's part of ``mean`` or ``last``."""
-        return self.shards.one(chain, lambda row: {k: v[row] for k, v in values.items()})
+        own, chain = self.processes.own, whole_number("chain", chain)
+        if not -self.chains <= chain < self.chains:
+            raise IndexError(f"there are {self.chains} chains, got chain={chain}")
+        chain %= self.chains
+        row = chain - own.start if chain in own else 0
+        return self.processes.from_owner(chain, {k: v[row] for k, v in values.items()})
+
+    def _check_whole(self, what: str) -> None:
+        """Refuses ``what`` where it would need all parameters at one process."""
+        if not self.processes.whole:
+            raise ValueError(
+                f"{what} needs the parameters of all chains in one process, and they are on "
+                "several: posterior.save(folder) on all, then Posterior.load(folder, "
+                f"model).{what}(...) in a single process"
+            )
 
     def network_outputs(
         self, x: Tensor, *, most: int | None = None, chains: Chains = None
@@ -261,7 +251,7 @@ class Draws:
             most: How many networks at most, at equal distances among all draws; None is all.
             chains: As in ``predict``.
         """
-        self.shards.check_whole("network_outputs")
+        self._check_whole("network_outputs")
         pooled = self.chosen(chains)
         count = len(pooled) * self.draws
         most = count if most is None else min(count, whole_number("most", most))

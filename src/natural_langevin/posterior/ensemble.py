@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,41 +28,52 @@ MOST_NUMBERS = 1 << 26
 FEW_OUTPUTS = 1 << 16
 
 Estimate = Literal["ensemble", "mean", "last"]
+AnyDraws = TypeVar("AnyDraws", bound=Draws)
+
+
+class Options(NamedTuple):
+    """Those of ``Posterior.predict``."""
+
+    estimate: Estimate
+    chains: Chains
+    batch_size: int
+    sample_batch: int
+    sharpness: float | None
+
+    def of(self, posterior: AnyDraws) -> AnyDraws:
+        """The posterior that predicts with these: without what it has learned on held-out rows,
+        which is of all draws, for other estimates and beside a given sharpness."""
+        return posterior.calibrated(self.estimate == "ensemble" and self.sharpness is None)
 
 
 def averaged(
     posterior: Draws,
     x: Any,
+    options: Options,
     *,
-    estimate: Estimate,
-    batch_size: int,
-    sample_batch: int,
     keep_samples: bool,
-    chains: Chains,
-    sharpness: float | None,
     levels: Sequence[float] = (),
     whole: bool = False,
     errors: bool = False,
 ) -> Iterator[Averager]:
-    """What all networks say of every batch of inputs; the options are ``Posterior.predict``'s."""
+    """What all networks say of every batch of inputs."""
+    posterior, (estimate, chains, batch_size, sample_batch, given) = options.of(posterior), options
     samples, pooled = members(posterior, estimate), posterior.chosen(chains)
     draws = next(iter(samples.values())).shape[1]
-    own = [c for c in pooled if posterior.shards.rows([c])]
-    plain = estimate != "ensemble" or sharpness is not None
-    state = learned_by(posterior, own, draws, plain=plain)
+    own = [c for c in pooled if c in posterior.processes.own]
+    state, spread = learned_by(posterior, own, draws), posterior.spread
+    sharpness = posterior.sharpness if given is None else check_number("sharpness", given)
     device, empty = next(iter(posterior.last.values())).device, True
     rows = _inputs_at_once(posterior, x, batch_size, sample_batch, len(pooled) * draws)
     for batch in posterior.signature.batches(x, rows):
         empty = False
         averager = Averager(
             posterior.likelihood, len(pooled) * draws, state,
-            keep_samples=keep_samples, levels=levels, whole=whole,
-            sharpness=sharpness_of(posterior, sharpness, estimate),
-            spread=spread_of(posterior, plain=plain),
-            draws=draws if errors else None,
+            keep_samples=keep_samples, levels=levels, whole=whole, sharpness=sharpness,
+            spread=spread, draws=draws if errors else None,
         )  # fmt: skip
         size = networks.at_once(samples, sample_batch, batch_size=batch_size, inputs=len(batch))
-        _fill(posterior, averager, samples, batch.to(device), size, pooled, plain=plain)
+        _fill(posterior, averager, samples, batch.to(device), size, pooled)
         yield averager
     if empty:
         raise ValueError("there is nothing to predict: x holds no batch")
@@ -89,26 +100,25 @@ def _fill(
     x: Tensor,
     sample_batch: int,
     chains: Sequence[int],
-    *,
-    plain: bool,
 ) -> None:
     """Adds the predictions of all networks, ``sample_batch`` at a time."""
     small = _small(posterior, len(x) * sample_batch)
     with torch.no_grad(), threads.one() if small else nullcontext():
-        for some in _some(posterior, samples, chains, sample_batch, plain=plain):
+        for some in _some(posterior, samples, chains, sample_batch):
             with shown_to_model(x):
                 averager.add(posterior.outputs(some, x))
-        one = {name: value[:1] for name, value in posterior.last.items()}
-        posterior.shards.pool(averager, lambda: posterior.outputs(one, x)[:0])
+        if not (here := posterior.processes).whole:
+            # So that a process whose chains all diverged knows the shapes.
+            one = {name: value[:1] for name, value in posterior.last.items()}
+            averager.add(posterior.outputs(one, x)[:0])
+            averager.pool(here.add_up, here.all_rows)
         averager.settle()
 
 
-def _some(
-    posterior: Draws, samples: Params, chains: Sequence[int], size: int, *, plain: bool
-) -> Iterator[Params]:
-    """At most ``size`` networks at a time; where not ``plain``, the trained one among them."""
-    found = networks.chunks(samples, posterior.shards.rows(chains), size, like=posterior.last)
-    share = 0.0 if plain else posterior.config.get("trained_share", 0.0)
+def _some(posterior: Draws, samples: Params, chains: Sequence[int], size: int) -> Iterator[Params]:
+    """At most ``size`` networks at a time, the trained one among them where it has a share."""
+    found = networks.chunks(samples, posterior.processes.rows(chains), size, like=posterior.last)
+    share = posterior.config.get("trained_share", 0.0)
     share = check_number("trained_share", share, most=1.0, zero=True)
     if not share:
         yield from found
@@ -138,6 +148,20 @@ def _small(posterior: Draws, outputs: int) -> bool:
     )
 
 
+def some_outputs(
+    posterior: Draws, x: Tensor, rows: Sequence[int], chains: Sequence[int], size: int
+) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    """The outputs of at most ``size`` networks at a time, (network, B, ...), uncalibrated, and what
+    their likelihoods have learned. ``rows``: those of the ``chains`` in ``samples``."""
+    like = next(iter(posterior.last.values()))
+    state, seen = learned_by(posterior.calibrated(False), chains, posterior.draws), 0
+    for some in networks.chunks(posterior.samples, rows, size, like=posterior.last):
+        parts = [posterior.outputs(some, part.to(like.device)) for part in x.split(1000)]
+        outputs = torch.cat(parts, 1)
+        yield outputs, {k: v[seen : seen + len(outputs)] for k, v in state.items()}
+        seen += len(outputs)
+
+
 def members(posterior: Draws, estimate: Estimate) -> Params:
     """Parameters of the networks to average, (chain, draw, *shape); nothing is copied."""
     if estimate not in ("ensemble", "mean", "last"):
@@ -148,34 +172,19 @@ def members(posterior: Draws, estimate: Estimate) -> Params:
     return {name: value.unsqueeze(1) for name, value in source.items()}
 
 
-def stacked(posterior: Draws, estimate: Estimate, *, plain: bool = False) -> Params:
-    """The same as one stack in memory, (network, *shape); where not ``plain``, the trained network
-    among them."""
+def stacked(posterior: Draws, estimate: Estimate) -> Params:
+    """The same as one stack in memory, (network, *shape), the trained network among them."""
     samples, chains = members(posterior, estimate), posterior.chosen(None)
     count = len(chains) * next(iter(samples.values())).shape[1]
-    return next(_some(posterior, samples, chains, count, plain=plain))
+    return next(_some(posterior, samples, chains, count))
 
 
-def learned_by(
-    posterior: Draws, chains: Sequence[int], draws: int, *, plain: bool = True
-) -> dict[str, Tensor]:
-    """The likelihood's state for every network of these chains, (network,); where not ``plain``,
-    with the noise of its width."""
+def learned_by(posterior: Draws, chains: Sequence[int], draws: int) -> dict[str, Tensor]:
+    """The likelihood's state for every network of these chains, (network,), with the noise of its
+    width."""
     state = {k: v[list(chains)].repeat_interleave(draws) for k, v in posterior.learned.items()}
     weights = posterior.config.get("noise_widths")
-    if plain or weights is None or "variance" not in state or not chains:
+    if weights is None or "variance" not in state or not chains:
         return state
     wider = width_factors(weights, chains, draws).to(state["variance"])
     return state | {"variance": state["variance"] * wider}
-
-
-def sharpness_of(posterior: Draws, given: float | None, estimate: Estimate) -> float:
-    """The one asked for; else the posterior's own, which was learned for the ensemble."""
-    own = posterior.config.get("sharpness", 1.0) if estimate == "ensemble" else 1.0
-    return check_number("sharpness", own if given is None else given)
-
-
-def spread_of(posterior: Draws, *, plain: bool) -> float:
-    """How much of the networks' distance from their mean predictions have (see ``calibration``)."""
-    own = 1.0 if plain else posterior.config.get("spread", 1.0)
-    return check_number("spread", own, most=1.0)

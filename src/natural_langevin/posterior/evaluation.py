@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +16,8 @@ from natural_langevin._internal.chains import Params
 from natural_langevin.likelihoods.predictive import Mixture, probabilities
 from natural_langevin.metrics.summary import ClassificationScores, RegressionScores
 from natural_langevin.posterior import monte_carlo, networks
-from natural_langevin.posterior.draws import Chains, Draws
-from natural_langevin.posterior.ensemble import Estimate, averaged, learned_by
+from natural_langevin.posterior.draws import Draws
+from natural_langevin.posterior.ensemble import Options, averaged, learned_by
 from natural_langevin.posterior.prediction import Averager, join
 
 
@@ -43,22 +43,11 @@ def score(
     return ClassificationScores.of(p, y, inside=inside, outside=outside)
 
 
-class Options(NamedTuple):
-    """Those of ``Posterior.predict``."""
-
-    estimate: Estimate
-    chains: Chains
-    batch_size: int
-    sample_batch: int
-    sharpness: float | None
-
-
 def evaluate(
     posterior: Draws, x: Any, y: Tensor, *, outside: Tensor | None, options: Options
 ) -> ClassificationScores | RegressionScores:
     """See ``Posterior.evaluate``. ``outside``: epistemic uncertainty of inputs of another kind."""
-    own = options._asdict()
-    found = list(averaged(posterior, x, keep_samples=False, whole=True, errors=True, **own))
+    found = list(averaged(posterior, x, options, keep_samples=False, whole=True, errors=True))
     prediction = join([averager.finish() for averager in found])
     y = y.to(prediction.mean.device)
     posterior.likelihood.check(found[0].example, y)
@@ -67,7 +56,7 @@ def evaluate(
         law, y, inside=prediction.epistemic, outside=outside,
         ignored=posterior.likelihood.ignore_index,
     )  # fmt: skip
-    if options.estimate != "ensemble" or scores.count != len(y) or not posterior.shards.whole:
+    if options.estimate != "ensemble" or scores.count != len(y) or not posterior.processes.whole:
         return scores
     each = log_likelihood(
         posterior, x, y, pooled=posterior.chosen(options.chains), batch_size=1000, sample_batch=16
@@ -100,7 +89,7 @@ def log_likelihood(
 ) -> Tensor:
     """ln p(y_n | x_n, theta) of every draw of the ``pooled`` chains: (chain, draw, N), in nats."""
     like = next(iter(posterior.last.values()))
-    state = learned_by(posterior, pooled, posterior.draws)
+    state = learned_by(posterior.calibrated(False), pooled, posterior.draws)
     seen, rows = 0, []
 
     def one(outputs: Any, learned: dict[str, Tensor], y: Tensor) -> Tensor:

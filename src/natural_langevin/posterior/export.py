@@ -25,10 +25,8 @@ from natural_langevin._internal.atomic import write_output
 from natural_langevin._internal.extras import needing
 from natural_langevin.data.signature import Signature
 from natural_langevin.likelihoods import Likelihood, State
-from natural_langevin.likelihoods.predictive import NetworkPredictions, predicted_by
-from natural_langevin.posterior.calibration import contracted
 from natural_langevin.posterior.prediction import combined, one_tensor
-from natural_langevin.posterior.sharpening import classes_only, sharpened
+from natural_langevin.posterior.sharpening import together
 from natural_langevin.statistics.capture import ParameterSlots
 
 log = logging.getLogger("natural_langevin")
@@ -88,7 +86,9 @@ class Served(nn.Module):
             members = [{k: v[m] for k, v in networks.items()} for m in range(count)]
             outputs = torch.stack([one(member) for member in members])
         state = {name: getattr(self, f"learned_{name}") for name in self._learned}
-        value, spread, classes = self._predicted(outputs, state)
+        (value, spread, classes), _ = together(
+            self.likelihood, outputs, state, self.sharpness, self.spread, served=True
+        )
         mean, own = value.mean(0), None if spread is None else spread.mean(0)
         if classes is not None:
             assert own is not None
@@ -97,14 +97,6 @@ class Served(nn.Module):
             epistemic = (value - mean).square().mean(0)
             total = None if own is None else own + epistemic
         return (mean, epistemic) if total is None else (mean, total, epistemic)
-
-    def _predicted(self, outputs: Tensor, state: State) -> NetworkPredictions:
-        if self.spread != 1:
-            outputs = contracted(outputs, self.spread)
-        if self.sharpness == 1:
-            return predicted_by(self.likelihood, outputs, state)
-        log_p, classes = classes_only(self.likelihood, outputs, state, self.sharpness)
-        return sharpened(log_p, classes, self.sharpness, served=True)
 
 
 def write(served: Served, path: str | os.PathLike[str], example: Tensor, format: Format) -> None:

@@ -50,16 +50,8 @@ class Manifest:
 
     def text(self) -> str:
         """The manifest as JSON; ValueError when the configuration holds a NaN."""
-        fields = {
-            "format": FORMAT,
-            "version": self.version,
-            "likelihood": self.likelihood,
-            "config": self.config,
-            "model": self.model,
-            "samples": self.samples.to_json(),
-            "rest": self.rest.to_json(),
-        }
-        return json.dumps(with_checksum(fields), indent=1)
+        files = {"samples": self.samples.to_json(), "rest": self.rest.to_json()}
+        return json.dumps(with_checksum(vars(self) | files | {"format": FORMAT}), indent=1)
 
 
 def is_ours(name: str) -> bool:

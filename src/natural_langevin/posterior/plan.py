@@ -247,17 +247,13 @@ class Plan:
         found = config.get("plan")
         if not isinstance(found, Mapping) or found.get("format") != FORMAT:
             return None
-        return Plan._from(dict(found))
+        return Plan.from_json(json.dumps(found))
 
     @staticmethod
     def from_json(text: str) -> Plan:
         """The plan that ``to_json`` wrote."""
-        return Plan._from(text)
-
-    @staticmethod
-    def _from(source: str | dict[str, Any]) -> Plan:
         try:
-            value = json.loads(source) if isinstance(source, str) else source
+            value = json.loads(text)
             if value.pop("format", None) != FORMAT:
                 raise ValueError("it is of another version")
             value["units"] = Units.from_config(value)

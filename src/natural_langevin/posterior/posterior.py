@@ -29,14 +29,14 @@ from natural_langevin.posterior.calibration import check_number
 from natural_langevin.posterior.draws import Chains, Draws
 from natural_langevin.posterior.ensemble import (
     Estimate,
+    Options,
     averaged,
     learned_by,
-    sharpness_of,
-    spread_of,
     stacked,
 )
 from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.prediction import Prediction, check_levels, join
+from natural_langevin.posterior.units import Units, in_standard_units
 from natural_langevin.priors import PriorLike
 from natural_langevin.statistics import plain_copy, prepare_model
 from natural_langevin.statistics.vectorised import MODEL_LOCK
@@ -72,29 +72,6 @@ class Posterior(Draws):
         (``optim``, older files)."""
         return Plan.from_config(self.config)
 
-    @property
-    def sharpness(self) -> float:
-        """The power to which predictions raise the mean class probabilities; 1.0 is the plain
-        mixture. It can be set, and is saved with the posterior."""
-        return sharpness_of(self, None, "ensemble")
-
-    @sharpness.setter
-    def sharpness(self, value: float) -> None:
-        self.config = self.config | {"sharpness": check_number("sharpness", value)}
-
-    def calibrated(self, on: bool = True) -> Posterior:
-        """The same draws with uncalibrated predictions (``False``): without the sharpness, the
-        spread and the noise levels that were fitted to held-out rows.
-
-        ``predict``, scores, ``distill``, ``export`` and saved files of the result are uncalibrated
-        too. ``True`` returns the posterior as it is."""
-        if on:
-            return self
-        found = copy.copy(self)
-        learned = ("sharpness", "spread", "noise_widths", "trained_share")
-        found.config = {k: v for k, v in self.config.items() if k not in learned}
-        return found
-
     def predict(
         self,
         x: Inputs | Iterable[Any],
@@ -128,11 +105,10 @@ class Posterior(Draws):
             calibrated: False is the posterior predictive of the model itself.
         """
         sharpness = _plain(sharpness, calibrated)
-        options: dict[str, Any] = {"batch_size": batch_size, "sample_batch": sample_batch}
-        options |= {"estimate": estimate, "chains": chains, "sharpness": sharpness}
+        options = Options(estimate, chains, batch_size, sample_batch, sharpness)
         found = averaged(
-            self, x, keep_samples=keep_samples, levels=check_levels(quantiles), errors=keep_samples,
-            **options,
+            self, x, options, keep_samples=keep_samples, levels=check_levels(quantiles),
+            errors=keep_samples,
         )  # fmt: skip
         joined = join([averager.finish() for averager in found])
         infinite = int((~joined.mean.isfinite()).sum())
@@ -145,7 +121,7 @@ class Posterior(Draws):
         if joined.samples is None or estimate != "ensemble" or joined.error is not None:
             return joined
         # The error is of the mean, which is that of the networks as they were drawn.
-        values = joined.samples / spread_of(self, plain=sharpness is not None)
+        values = joined.samples / options.of(self).spread
         error = monte_carlo.standard_error(values.unflatten(0, (-1, self.draws)))
         return joined._replace(error=error)
 
@@ -168,9 +144,8 @@ class Posterior(Draws):
         ``sample(shape, seed=0)``.
         """
         sharpness = _plain(sharpness, calibrated)
-        options: dict[str, Any] = {"batch_size": batch_size, "sample_batch": sample_batch}
-        options |= {"estimate": estimate, "chains": chains, "sharpness": sharpness}
-        first, *others = averaged(self, x, keep_samples=False, whole=True, **options)
+        options = Options(estimate, chains, batch_size, sample_batch, sharpness)
+        first, *others = averaged(self, x, options, keep_samples=False, whole=True)
         return first.distribution(*others)
 
     def evaluate(
@@ -198,7 +173,7 @@ class Posterior(Draws):
                 them from ``x``.
             estimate: As for ``predict``, like the other arguments.
         """
-        options = evaluation.Options(estimate, chains, batch_size, sample_batch, sharpness)
+        options = Options(estimate, chains, batch_size, sample_batch, sharpness)
         outside = None
         if ood is not None:
             outside = self.predict(ood, keep_samples=False, **options._asdict()).epistemic
@@ -220,7 +195,7 @@ class Posterior(Draws):
         Leave-one-out cross-validation and WAIC need it: ``to_arviz(data=(x, y))`` passes it to
         ``arviz.loo``. It is never calibrated. At temperatures other than 1 the draws are not from
         the posterior that those formulas assume."""
-        self.shards.check_whole("log_likelihood")
+        self._check_whole("log_likelihood")
         x, y = self.signature.labelled(x, y)
         return evaluation.log_likelihood(
             self, x, y, pooled=self.chosen(chains), batch_size=batch_size, sample_batch=sample_batch
@@ -293,16 +268,18 @@ class Posterior(Draws):
             estimate: As for ``predict``.
             sharpness: As for ``predict``.
         """
-        self.shards.check_whole("export")
-        plain = estimate != "ensemble" or sharpness is not None
-        every, chains = stacked(self, estimate, plain=plain), self.chosen(None)
-        draws = len(next(iter(every.values()))) // len(chains)
-        state = learned_by(self, chains, draws, plain=plain)
+        self._check_whole("export")
+        own, chains = (
+            self.calibrated(estimate == "ensemble" and sharpness is None),
+            self.chosen(None),
+        )
+        every = stacked(own, estimate)
+        state = learned_by(own, chains, len(next(iter(every.values()))) // len(chains))
+        sharpness = own.sharpness if sharpness is None else check_number("sharpness", sharpness)
         with MODEL_LOCK:
             served = export.Served(
-                self.template, self.likelihood, every, state,
-                sharpness_of(self, sharpness, estimate), spread_of(self, plain=plain),
-            )  # fmt: skip
+                self.template, self.likelihood, every, state, sharpness, own.spread
+            )
             example = self._one_input(example, "export")
             export.write(served, path, example.to(next(iter(every.values())).device), format)
 
@@ -362,13 +339,17 @@ class Posterior(Draws):
         ``arviz.compare``), ``posterior_predictive`` (targets drawn with ``seed``, one of every
         network), ``observed_data``, and in ``sample_stats`` the log density ``lp`` of every draw
         (not for a saved posterior, which has no prior)."""
-        self.shards.check_whole("to_arviz")
+        self._check_whole("to_arviz")
         predictions = pointwise = None
         if x is not None:
             predictions = self.predict(x, chains="all", sharpness=1.0).samples
         if data is not None:
             pointwise = self.log_likelihood(*self.signature.split(data), chains="all")
         return arviz.inference_data(self, predictions, data, pointwise, seed=seed)
+
+    def in_standard_units(self) -> tuple[Posterior, Units]:
+        """The posterior as it was sampled, and the units that data have there."""
+        return in_standard_units(self)
 
     def log_density(self, data: Any) -> Tensor:
         """The unnormalised log posterior of every draw of the chains that did not diverge, over the
@@ -407,7 +388,7 @@ class Posterior(Draws):
             },
             likelihood=self.likelihood,
             config=self.config,
-            processes=self.shards.processes,
+            processes=self.processes,
         )
 
     @staticmethod

@@ -18,7 +18,6 @@ from natural_langevin.likelihoods.predictive import (
     predicted_by,
 )
 from natural_langevin.posterior import monte_carlo, sharpening
-from natural_langevin.posterior.calibration import contracted
 
 #: Inputs, and numbers of each, that a notebook shows.
 MOST_SHOWN = 10, 10
@@ -85,9 +84,9 @@ class Averager:
 
     ``count`` networks in all; ``state`` is what the likelihood learned, a value for each network
     that will be added. Only what was requested is kept: without samples, quantiles or the ``whole``
-    distribution, memory does not grow with the number of networks. With a ``sharpness`` other than
-    1 all class probabilities of a batch are held until ``settle``; ``draws`` of every chain then
-    ask for ``moves``. So are the outputs with a ``spread`` other than 1.
+    distribution, memory does not grow with the number of networks. With a ``sharpness`` or a
+    ``spread`` other than 1 all outputs of a batch are held until ``settle``; ``draws`` of every
+    chain then ask for ``moves``.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class Averager:
         self.keep_samples, self.levels = keep_samples, levels
         self._values: list[Tensor] = []
         self._outputs: list[Tensor] = []
-        self._held: list[Tensor] = []  # until all networks are known: outputs, or ln p of classes
+        self._held: list[Tensor] = []  # outputs, until all networks are known
         #: How sharpened ln q moves with blocks of draws, (chain, block, B, ..., K).
         self.moves: Tensor | None = None
         #: Averages over the networks: of values, or of the differences of numbers from the
@@ -117,7 +116,6 @@ class Averager:
         self._sums: list[Tensor] = []
         self._centre: Tensor | None = None  # the first network's, so that nothing cancels
         self._predicted: NetworkPredictions | None = None
-        self._classes: type[Distribution] | None = None
         self.example = torch.empty(0)  # of the shape of one network's outputs
 
     def add(self, outputs: Tensor) -> None:
@@ -125,31 +123,22 @@ class Averager:
         first, self._seen = self._seen, self._seen + len(outputs)
         state = {k: v[first : self._seen] for k, v in self._state.items()}
         self.example = outputs.new_empty(outputs.shape[1:])
-        if self.spread != 1:
+        if self.spread != 1 or self.sharpness != 1:
             self._held.append(outputs)
-            return
-        if self.sharpness == 1:
+        else:
             self._take(predicted_by(self.likelihood, outputs, state), outputs)
-            return
-        log_p, self._classes = sharpening.classes_only(
-            self.likelihood, outputs, state, self.sharpness
-        )
-        self._held.append(log_p)
 
     def settle(self) -> None:
         """Applies the spread or the sharpness, once all networks have been added and pooled."""
-        if self.sharpness == 1 and self.spread == 1:
+        if not self._held:
             return
-        held, self._held = torch.cat(self._held), []
-        if self.spread != 1:
-            outputs = contracted(held, self.spread)
-            self._take(predicted_by(self.likelihood, outputs, self._state), outputs)
-            return
-        assert self._classes is not None
-        log_p = held
-        self._take(sharpening.sharpened(log_p, self._classes, self.sharpness), log_p)
-        if self.draws is not None:
-            blocks = monte_carlo.block_means(log_p.exp().unflatten(0, (-1, self.draws)))
+        outputs, self._held = torch.cat(self._held), []
+        new, each = sharpening.together(
+            self.likelihood, outputs, self._state, self.sharpness, self.spread
+        )
+        self._take(new, each)
+        if self.spread == 1 and self.draws is not None:
+            blocks = monte_carlo.block_means(each.exp().unflatten(0, (-1, self.draws)))
             self.moves = sharpening.moves(blocks, self.sharpness)
 
     def _take(self, new: NetworkPredictions, outputs: Tensor) -> None:

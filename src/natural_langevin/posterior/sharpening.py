@@ -32,7 +32,12 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Distribution
 
 from natural_langevin.likelihoods import Likelihood, State
-from natural_langevin.likelihoods.predictive import NetworkPredictions, log_probabilities
+from natural_langevin.likelihoods.predictive import (
+    NetworkPredictions,
+    log_probabilities,
+    predicted_by,
+)
+from natural_langevin.posterior.calibration import contracted
 
 #: Largest |mean_s p'_s - q| that is left, and the most steps of Newton's method. Networks that are
 #: one-hot to rounding cannot be moved: inputs with more than ``GIVEN_UP`` left are not sharpened.
@@ -54,18 +59,29 @@ _SERVED_LEAST = 1e-37
 _VALUES, _GPU_VALUES = 1 << 21, 1 << 26
 
 
-def classes_only(
-    likelihood: Likelihood, outputs: Tensor, state: State, sharpness: float
-) -> tuple[Tensor, type[Distribution]]:
-    """The networks' log-probabilities (see ``log_probabilities``), or an error where there are
-    none to sharpen."""
+def together(
+    likelihood: Likelihood,
+    outputs: Tensor,
+    state: State,
+    sharpness: float,
+    spread: float,
+    *,
+    served: bool = False,
+) -> tuple[NetworkPredictions, Tensor]:
+    """What all networks say as one, by their outputs (network, B, ...): nearer to their mean by the
+    ``spread`` (see ``calibration``), or sharpened; and what was sharpened, log-probabilities, or
+    the outputs."""
+    if spread != 1:
+        outputs = contracted(outputs, spread)
+    if spread != 1 or sharpness == 1:
+        return predicted_by(likelihood, outputs, state), outputs
     found = log_probabilities(likelihood, outputs, state)
     if found is None:
         raise TypeError(
             f"sharpness={sharpness:g} is for class probabilities, and "
             f"{type(likelihood).__name__} predicts numbers: leave it at 1"
         )
-    return found
+    return sharpened(*found, sharpness, served=served), found[0]
 
 
 def sharper(mean: Tensor, sharpness: float, least: float = _LEAST) -> Tensor:

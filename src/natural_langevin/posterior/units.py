@@ -56,18 +56,22 @@ class Columns:
     def standard(self, values: Tensor) -> Tensor:
         """Rows of these columns in standard units."""
         values = self.tamed(values)
-        location, scale = (self._like(values, v) for v in (self.location, self.scale))
+        location, scale = self._of_rows(values)
         return ((values.double() - location) / scale).to(values.dtype)
 
     def given(self, values: Tensor) -> Tensor:
         """The same the other way round."""
-        location, scale = (self._like(values, v) for v in (self.location, self.scale))
+        location, scale = self._of_rows(values)
         return (values.double() * scale + location).to(values.dtype)
 
-    @staticmethod
-    def _like(values: Tensor, numbers: tuple[float, ...]) -> Tensor:
-        found = torch.tensor(numbers, dtype=torch.float64, device=values.device)
-        return found if len(numbers) == 1 else found.reshape(values.shape[1:])
+    def numbers(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Location and scale, (column,) each, in float64."""
+        found = torch.tensor([self.location, self.scale], dtype=torch.float64, device=like.device)
+        return found[0], found[1]
+
+    def _of_rows(self, values: Tensor) -> list[Tensor]:
+        """Location and scale, in the shape of a row."""
+        return [n if len(n) == 1 else n.reshape(values.shape[1:]) for n in self.numbers(values)]
 
 
 @dataclass(frozen=True)
@@ -177,17 +181,11 @@ def in_standard_units(posterior: AnyDraws) -> tuple[AnyDraws, Units]:
 def _see(params: Params, columns: Columns, *, back: bool) -> None:
     """Weights of the layer that sees x, (..., out, in, *kernel), and its bias if any."""
     weight, bias = f"{columns.layer}.weight".lstrip("."), f"{columns.layer}.bias".lstrip(".")
-    w = params[weight]
-    location, scale = (
-        torch.tensor(v, dtype=torch.float64, device=w.device)
-        for v in (columns.location, columns.scale)
-    )
-    here = w.double()
-    standard, given = (here, here / scale) if not back else (here * scale, here)
-    params[weight] = (standard if back else given).to(w.dtype)
+    w, (location, scale) = params[weight], columns.numbers(params[weight])
+    given = w.double() if back else w.double() / scale
+    params[weight] = (given * scale if back else given).to(w.dtype)
     if any(columns.location):
-        moved = (given * location).sum(-1)
-        b = params[bias]
+        moved, b = (given * location).sum(-1), params[bias]
         params[bias] = (b.double() + (moved if back else -moved)).to(b.dtype)
 
 
@@ -195,10 +193,7 @@ def _say(params: Params, columns: Columns, spread: bool, width: str | None, *, b
     """Weights of the layer that says y, (..., out, in), and its bias; ``width``: of the noise."""
     weight, bias = f"{columns.layer}.weight".lstrip("."), f"{columns.layer}.bias".lstrip(".")
     w, b = params[weight], params[bias]
-    location, scale = (
-        torch.tensor(v, dtype=torch.float64, device=w.device)
-        for v in (columns.location, columns.scale)
-    )
+    location, scale = columns.numbers(w)
     if width is not None:
         u, shift = params[width], math.log(columns.scale[0])
         params[width] = (u.double() + (-shift if back else shift)).to(u.dtype)

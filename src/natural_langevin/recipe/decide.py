@@ -117,11 +117,7 @@ def adopted(motion: Motion, given: Given, plan: Plan, asked: Asked) -> Plan:
                 f"the plan belongs to another sampler: {name} is {theirs} there, {here} here. "
                 "Give a plan returned by this sampler's plan(data)"
             )
-    found = _with(plan, _with_loaders_batch(motion, asked))
-    check_given(
-        steps=found.steps, burn_in=found.burn_in, thin=found.thin, batch_size=found.batch_size
-    )
-    return found
+    return _with(plan, _with_loaders_batch(motion, asked))
 
 
 def is_of(plan: Plan, given: Given) -> bool:
@@ -161,11 +157,12 @@ def _with_loaders_batch(motion: Motion, asked: Asked) -> Asked:
 
 def _with(plan: Plan, asked: Asked) -> Plan:
     """The plan with the given arguments in place of its own."""
-    check_given(
-        steps=asked.steps, burn_in=asked.burn_in, thin=asked.thin, batch_size=asked.batch_size
-    )
     said = {f.name: getattr(asked, f.name) for f in dataclasses.fields(asked)}
-    return replace(plan, **{k: v for k, v in said.items() if v is not None})
+    found = replace(plan, **{k: v for k, v in said.items() if v is not None})
+    check_given(
+        steps=found.steps, burn_in=found.burn_in, thin=found.thin, batch_size=found.batch_size
+    )
+    return found
 
 
 def _named(motion: Motion, given: Given, asked: Asked) -> Plan:
@@ -293,7 +290,7 @@ def _by_recipe(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> 
     log.info("step_size=%s", choice.reason)
     scale = None
     if given.scale_open:
-        scale = 1.0 if choice.prior_scale is None else choice.prior_scale.value
+        scale = 1.0 if choice.prior_scale is None else choice.prior_scale
     named = _named(motion, given, asked)
     plan = replace(
         named,
@@ -326,10 +323,9 @@ def _by_recipe(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> 
     if not given.calibrate:
         return Decided(plan, begin_at)
     _, burn_in, _ = plan.lengths()[0]
-    sharpness = prior_trial.sharpness_of_run(search, (x, y), choice, burn_in)
-    choice = dataclasses.replace(choice, sharpness=sharpness)
+    choice = prior_trial.calibrated_as_run(search, (x, y), choice, burn_in)
     plan = replace(
-        plan, calibration=choice.calibration(), reasons=dict(plan.reasons) | choice.reasons()
+        plan, calibration=choice.calibration, reasons=dict(plan.reasons) | choice.reasons()
     )
     return Decided(plan, begin_at)
 
@@ -368,14 +364,14 @@ def _chosen(
         return choice
     scale = choice.prior_scale if choice else None
     if given.scale_open:
-        prior = recipe.prior(scale.value if scale else 1.0)
+        prior = recipe.prior(scale or 1.0)
         motion = motion.on(motion.problem.with_prior(prior))
         search = search._replace(motion=motion)
     pilot = step_size.by_curvature(search, rows, num_data, shuffled=not lent)
     found = replace(recipe.Choice.most_careful(pilot), end=step_size.ends(pilot))
     if choice is None:
         return found
-    by_rows = {k: getattr(choice, k) for k in ("prior_scale", "sharpness", "spread")}
+    by_rows = {k: getattr(choice, k) for k in ("prior_scale", "calibration", "why")}
     return dataclasses.replace(found, **by_rows)
 
 

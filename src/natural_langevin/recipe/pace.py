@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from natural_langevin.recipe.cost import Search
-from natural_langevin.recipe.settings import Time, Trial
+from natural_langevin.recipe.settings import Trial
 from natural_langevin.run import preparation, time_limit
 from natural_langevin.run.problem.motion import Motion
 from natural_langevin.run.problem.step_size_checks import StepSize
-from natural_langevin.run.time_limit import TimeLimit
+from natural_langevin.run.time_limit import Time, TimeLimit
 
 
 def steps_within(

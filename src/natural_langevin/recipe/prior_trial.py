@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from natural_langevin._internal.chains import Params
 from natural_langevin.data.streams import Subsets
 from natural_langevin.likelihoods.predictive import probabilities
 from natural_langevin.posterior import calibration
-from natural_langevin.posterior.plan import Plan
+from natural_langevin.posterior.plan import Calibration, Plan
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.recipe import pace, step_size
 from natural_langevin.recipe import rules as recipe
@@ -38,6 +38,10 @@ from natural_langevin.run.run import Options, run
 
 log = logging.getLogger("natural_langevin")
 
+#: What held-out rows say of predictions, and why, by ``sharpness`` or ``spread``.
+Calibrated = tuple[Calibration | None, dict[str, str]]
+#: Healthy chains, and the rows that were held out of them.
+Lines = list[tuple[list[int], Tensor]]
 NO_TIME = "prior variance x 1: there is no time for a trial of others"
 
 
@@ -87,18 +91,25 @@ class Compared(NamedTuple):
         )
         return weights, learned
 
-    def by_held_out_rows(self, problem: Problem, scale: float, rule: Sharpness) -> dict[str, Any]:
-        """How sharp the predictions of a scale's chains should be, or how wide their spread."""
-        folds, chains = self.trial.folds, self.trial.chains
+    def calibration(self, problem: Problem, scale: float, rule: Sharpness) -> Calibrated:
+        """How sharp the predictions of a scale's chains should be, or how wide their spread: of
+        classes, but for weighted ones, whose probabilities are of other proportions; or of numbers
+        whose noise is learned, by several chains. One cannot tell how far they are apart."""
+        (folds, chains), likelihood = (self.trial.folds, self.trial.chains), problem.likelihood
+        classes = likelihood.link is not None and likelihood.class_weights is None
+        numbers = likelihood.learns_width and chains > 1
+        if not (classes or numbers) or not problem.one_temperature:
+            return None, {}
         first = self.scales.index(scale) * folds
         # Where the rows held out are the same for every fold, one fold has them all.
         used = 1 if problem.held_out is not None else folds
-        outside = self.outside[::chains][first : first + used]
-        held_out = HeldOut(self.found, self.data, outside, first, chains)
-        return {
-            "sharpness": sharpness(problem, held_out, rule),
-            "spread": spread_of_networks(problem, held_out),
-        }
+        outside = self.outside[::chains][first : first + used].to(self.data[0].device)
+        lines = [(pooled(self.found, k, chains), rows) for k, rows in enumerate(outside, first)]
+        if not all(own for own, _ in lines):
+            return None, {}
+        if numbers:
+            return spread_of_networks(self, lines)
+        return sharpness(self, lines, likelihood.ignore_index, rule)
 
 
 def choose(search: Search, data: tuple[Tensor, Tensor]) -> recipe.Choice | None:
@@ -124,36 +135,37 @@ def choose(search: Search, data: tuple[Tensor, Tensor]) -> recipe.Choice | None:
     log.info("prior variance x %.3g: %s", scale, why)
     # A wider prior is steeper in the metric: what one chain found at a narrower one holds here too.
     upto = [c for s, c in choices.items() if s <= best]
+    found, reasons = chosen.calibration(search.motion.problem, best, settings.sharpness)
     return dataclasses.replace(
         recipe.Choice.most_careful(upto),
-        prior_scale=recipe.HeldOutChoice(float(f"{scale:.3g}"), why),
+        prior_scale=float(f"{scale:.3g}"),
+        calibration=found,
+        why={"prior": why} | reasons,
         trial_chains=chosen.trial.chains,
         end=chosen.end((best,)),
-        **chosen.by_held_out_rows(search.motion.problem, best, settings.sharpness),
     )
 
 
-def sharpness_of_run(
+def calibrated_as_run(
     search: Search, data: tuple[Tensor, Tensor], choice: recipe.Choice, steps: int
-) -> recipe.HeldOutChoice | None:
-    """The sharpness by as many chains as the run's and so many of its steps, on the rows held out
-    of one fold: fewer chains, or shorter ones, are surer than the run. As the trial found it where
-    that had as many, rows or steps are few, or time is limited; and where steps are no calls of
-    torch: by an engine these would be a third of a search on 10,000 images."""
+) -> recipe.Choice:
+    """The choice, with the sharpness by as many chains as the run's and so many of its steps, on
+    the rows held out of one fold: fewer chains, or shorter ones, are surer than the run. As the
+    trial found it where that had as many, rows or steps are few, or time is limited; and where
+    steps are no calls of torch: by an engine these would be a third of a search on 10,000 images.
+    """
     rule, count = search.costs.settings.prior, search.motion.problem.chains.count
     few = choice.trial_chains < count and recipe.of_calls(choice.way)
     enough = len(data[0]) // rule.folds >= rule.enough_held_out and not search.limit.exists
-    if not (few and enough) or choice.prior_scale is None:
-        return choice.sharpness
-    trial = dataclasses.replace(rule.costly, steps=steps, chains=count)
-    if choice.sharpness is None or steps < 2 * trial.draws:
-        return choice.sharpness
-    scale = choice.prior_scale.value
-    found = _try_out(search, data, (scale,), [choice], trial, None, after=rule.native.rounds)
-    settings = search.costs.settings.sharpness
-    if found is None:
-        return choice.sharpness
-    return found.by_held_out_rows(search.motion.problem, scale, settings)["sharpness"]
+    trial, scale = dataclasses.replace(rule.costly, steps=steps, chains=count), choice.prior_scale
+    sharpened = choice.calibration is not None and choice.calibration.sharpness is not None
+    if not (few and enough and sharpened) or scale is None or steps < 2 * trial.draws:
+        return choice
+    tried = _try_out(search, data, (scale,), [choice], trial, None, after=rule.native.rounds)
+    if tried is None:
+        return choice
+    found, why = tried.calibration(search.motion.problem, scale, search.costs.settings.sharpness)
+    return dataclasses.replace(choice, calibration=found, why=dict(choice.why) | why)
 
 
 def _scores(runs: list[Compared], rule: PriorTrial) -> dict[float, float]:
@@ -252,19 +264,14 @@ def _try_out(
     compared = compared.on(compared.problem.on(Subsets(x, y, rows.inside)))
     half, batch = trial.steps // 2, rows_of_batch(search, choices)
     descent = search.costs.descent(rows.inside.shape[1], search.batch_size, search.limit)
+    descent = dataclasses.replace(descent, rounds=descent.rounds[: settings.prior.descent_rounds])
     plan = Plan(
         recipe="auto", prior="scales", metric="", dynamics="",
         batch_size=min(batch, rows.inside.shape[1]), steps=trial.steps, burn_in=half,
         thin=half // trial.draws, start=compared.start,
         descent=descent if search.downhill else None,
     )  # fmt: skip
-    options = Options(
-        begin=begin,
-        pattern=pattern,
-        rounds=settings.prior.descent_rounds,
-        limit=search.limit,
-        trial=True,
-    )
+    options = Options(begin=begin, pattern=pattern, limit=search.limit, trial=True)
     try:
         found = run(dataclasses.replace(compared, step_size=etas), plan, options)
     except DivergenceError:
@@ -351,25 +358,6 @@ def best_scale(scores: dict[float, float], rule: PriorTrial) -> tuple[float, flo
     return found, scale, f"held-out NLL by variance, in units of 2 / fan-in: {said}"
 
 
-class HeldOut(NamedTuple):
-    """The lines of one scale of the prior, a fold each: ``chains`` chains of the trial's posterior
-    ``found``, from line ``first`` on, and the numbers of the rows held out of each, (line, row)."""
-
-    found: Posterior
-    data: tuple[Tensor, Tensor]
-    outside: Tensor
-    first: int
-    chains: int
-
-    def lines(self) -> list[tuple[list[int], Tensor]]:
-        """Healthy chains and rows of every line."""
-        outside = self.outside.to(self.data[0].device)
-        return [
-            (pooled(self.found, line, self.chains), rows)
-            for line, rows in enumerate(outside, self.first)
-        ]
-
-
 def pooled(found: Posterior, line: int, chains: int) -> list[int]:
     """The healthy ones of a line's chains; none where most of them were lost: one that was is no
     verdict on a scale."""
@@ -377,55 +365,41 @@ def pooled(found: Posterior, line: int, chains: int) -> list[int]:
     return healthy if 2 * len(healthy) >= chains else []
 
 
-def sharpness(problem: Problem, held_out: HeldOut, rule: Sharpness) -> recipe.HeldOutChoice | None:
-    """How sharply the chains should predict; None for numbers, for weighted classes, whose
-    probabilities are of other proportions, and for chains of several posteriors."""
-    likelihood, (x, y) = problem.likelihood, held_out.data
-    several = not problem.one_temperature
-    if likelihood.link is None or likelihood.class_weights is not None or several:
-        return None
-    mixtures, targets = [], []
-    for own, rows in held_out.lines():
-        if not own:
-            return None
-        p = probabilities(held_out.found.predict_dist(x[rows], chains=own))
+def sharpness(tried: Compared, lines: Lines, ignored: int | None, rule: Sharpness) -> Calibrated:
+    """How sharply the chains of some lines should predict; ``ignored``: a label without a say."""
+    (x, y), mixtures, targets = tried.data, [], []
+    for own, rows in lines:
+        p = probabilities(tried.found.predict_dist(x[rows], chains=own))
         mixtures.append(p.reshape(-1, p.shape[-1]).cpu())
         targets.append(y[rows].flatten().long().cpu())
     p, labels = torch.cat(mixtures), torch.cat(targets)
-    if likelihood.ignore_index is not None:
-        there = labels != likelihood.ignore_index
-        p, labels = p[there], labels[there]
+    if ignored is not None:
+        p, labels = p[labels != ignored], labels[labels != ignored]
     if not len(labels):
-        return None
+        return None, {}
     value, why = calibration.sharpness(
         p, labels, deviation=rule.deviation, least_gain=rule.least_gain
     )
     log.info("sharpness %.3g: %s", value, why)
-    return recipe.HeldOutChoice(value, why)
+    return Calibration(sharpness=value), {"sharpness": why}
 
 
-def spread_of_networks(problem: Problem, held_out: HeldOut) -> recipe.HeldOutNoise | None:
-    """How far networks should be from their mean, of numbers whose noise is learned (see
-    ``posterior.calibration``); None where all of it is kept, for chains of several posteriors, and
-    where one chain cannot tell how far several are apart."""
-    several = not problem.one_temperature
-    if not problem.likelihood.learns_width or several or held_out.chains == 1:
-        return None
-    (x, y), found, parts = held_out.data, held_out.found, []
-    for own, rows in held_out.lines():
-        if not own:
-            return None
+def spread_of_networks(tried: Compared, lines: Lines) -> Calibrated:
+    """How far networks should be from their mean (see ``posterior.calibration``); nothing where
+    all of it is kept."""
+    (x, y), found, parts = tried.data, tried.found, []
+    for own, rows in lines:
         outputs = found.predict(x[rows], chains=own, sharpness=1.0).samples
         assert outputs is not None
-        variance = found.learned["variance"][own].repeat_interleave(found.draws)
-        parts.append(calibration.Predicted(outputs.cpu(), variance.cpu(), y[rows].cpu()))
+        noise = found.learned["variance"][own].repeat_interleave(found.draws)
+        parts.append(calibration.Predicted(outputs.cpu(), noise.cpu(), y[rows].cpu()))
     fitted = calibration.fit_spread(parts)
     if fitted is None:
-        return None
-    rows_in_all = sum(len(part.y) for part in parts)
-    why = f"{fitted.gain:.3g} nats gained on {rows_in_all} held-out rows"
-    log.info("spread of networks x %.3g: %s", fitted.spread, why)
-    return recipe.HeldOutNoise(fitted.spread, why, fitted.widths, fitted.variance)
+        return None, {}
+    a, widths, variance, gain = fitted
+    why = f"{gain:.3g} nats gained on {sum(len(part.y) for part in parts)} held-out rows"
+    log.info("spread of networks x %.3g: %s", a, why)
+    return Calibration(spread=a, widths=tuple(widths), variance=variance), {"spread": why}
 
 
 def held_out_nll(

@@ -28,6 +28,7 @@ affect predictions only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,23 +92,6 @@ def batch_size(num_data: int, affordable: float, rule: Batch) -> int:
     return usual if num_data >= 2 * usual else num_data
 
 
-@dataclass(frozen=True)
-class HeldOutChoice:
-    """A number chosen on held-out rows, and why."""
-
-    value: float
-    reason: str
-
-
-@dataclass(frozen=True)
-class HeldOutNoise(HeldOutChoice):
-    """The spread of networks around their mean (see ``posterior.calibration``), the weights of the
-    noise's widths that go with it, and the variance that the noise had there."""
-
-    widths: list[float]
-    variance: float
-
-
 def of_calls(way: str) -> bool:
     """Whether steps that are run this way (``Engine.way``) are operator calls on a CPU: some
     milliseconds, whatever the network's size.
@@ -120,18 +104,18 @@ def of_calls(way: str) -> bool:
 
 @dataclass(frozen=True)
 class Choice:
-    """The step size, and why; the prior's variance in units of the default's, and the sharpness of
-    class probabilities or the spread of numbers, where they were chosen too."""
+    """The step size, and why; the prior's variance in units of the default's, and what held-out
+    rows have said of predictions, where these were chosen too (``why``)."""
 
     step_size: float
     curvature: float | None
     heat: float
     reason: str
     way: str = "eager"  # how the pilot's steps were run
-    prior_scale: HeldOutChoice | None = None
-    sharpness: HeldOutChoice | None = None
-    spread: HeldOutNoise | None = None
-    trial_chains: int = 0  # by which the last two were chosen
+    prior_scale: float | None = None
+    calibration: Calibration | None = None
+    why: Mapping[str, str] = field(default_factory=dict)
+    trial_chains: int = 0  # by which predictions were calibrated
     friction: float = StepSize.friction
     #: The smallest curvature in the metric, of few weights whose curvatures are all positive; and
     #: in how many steps such a direction relaxes, where it is what the length follows.
@@ -148,27 +132,14 @@ class Choice:
         measured = [c for c in choices if c.curvature is not None]
         return min(measured or choices, key=lambda c: c.step_size)
 
-    def calibration(self) -> Calibration | None:
-        """What held-out rows have said of predictions."""
-        if self.sharpness is None and self.spread is None:
-            return None
-        spread = self.spread
-        return Calibration(
-            sharpness=None if self.sharpness is None else self.sharpness.value,
-            spread=None if spread is None else spread.value,
-            widths=() if spread is None else tuple(spread.widths),
-            variance=None if spread is None else spread.variance,
-        )
-
     def reasons(self) -> dict[str, str]:
         """Why each is what it is."""
-        parts = {"prior": self.prior_scale, "sharpness": self.sharpness, "spread": self.spread}
         usual = self.friction == StepSize.friction
         own = {
             "step_size": self.reason,
             "friction": "the usual one" if usual else "less than usual, as the step size is small",
         }
-        return own | {k: v.reason for k, v in parts.items() if v is not None}
+        return own | dict(self.why)
 
     def measured(self) -> dict[str, Any]:
         """What the pilot saw."""

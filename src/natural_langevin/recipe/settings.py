@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from natural_langevin.posterior.plan import Descent, EndRule
 from natural_langevin.run.problem.starts import Fitted
+from natural_langevin.run.time_limit import USUAL, Time
 
 
 @dataclass(frozen=True)
@@ -288,32 +289,6 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Time:
-    """What ``seconds`` are spent on: see ``run.time_limit`` and ``pace``."""
-
-    #: Shares: what the steps of the run have at least, and when the search should be over.
-    least: float = 0.2
-    search: float = 0.5
-    #: The part of what is left that a descent may take.
-    descent: float = 0.6
-    #: The share that what comes after the steps has: the probe of the temperature, the rows that
-    #: calibrate predictions.
-    finish: float = 0.05
-    #: A run that the clock ends may have so many times the steps that their pace let expect: a pace
-    #: is measured in a moment, on a machine that does other things as well, and chains may come
-    #: down sooner than those of the trial did.
-    more: float = 2.0
-    #: Steps that are timed at most, and seconds from which on their pace is known.
-    timed: int = 1300
-    enough: float = 0.2
-    #: Time for more steps than a run of open length may take buys chains, up to so many times as
-    #: many: four chains on MNIST gain nothing by ten times the steps, each stays where it began.
-    most_chains: int = 4
-    #: So many chains take no longer than one where operator calls are what is paid for.
-    at_once: int = 32
-
-
-@dataclass(frozen=True)
 class Settings:
     """Every constant of the recipe."""
 
@@ -352,7 +327,7 @@ class Settings:
         first_part=4, first_steps=2_000, growth=5, rows=32, remembered=25, ess=100.0
     )
     search: Search = Search()
-    time: Time = Time()
+    time: Time = USUAL
     #: None: nothing changes.
     cheap: Cheap | None = Cheap()
 

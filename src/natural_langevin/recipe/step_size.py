@@ -271,7 +271,7 @@ def with_anchors(
         return choice
     every = problem.anchors or min(math.ceil(num_data / batch), settings.length.fewest // 4)
     why = f"{found.reason}, with the control variates of an anchor every {every} steps"
-    kept = {k: getattr(choice, k) for k in ("prior_scale", "sharpness", "spread")}
+    kept = {k: getattr(choice, k) for k in ("prior_scale", "calibration", "why")}
     return replace(found, control_variates=every, reason=why, **kept)
 
 
@@ -340,7 +340,7 @@ class SearchResult:
     table: list[dict[str, Any]]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers and texts, for ``posterior.config["pilot"]``."""
+        """Plain numbers and texts, for ``Plan.measured["pilot"]``."""
         return dataclasses.asdict(self) | {"step_sizes": list(self.step_sizes)}
 
 
@@ -477,7 +477,7 @@ def refuse_loader(data: object) -> None:
         raise ValueError(
             'step_size="auto" must hold a part of the data out, which is not possible with a '
             "DataLoader: give the tensors (x, y), or choose on a part of them that fits into "
-            'memory and use posterior.config["pilot"]["step_sizes"]'
+            "memory and use posterior.plan.step_size"
         )
     if isinstance(data, Subsets):
         raise ValueError(

@@ -128,10 +128,7 @@ class RunCheckpoint:
 
     def _parts(self, tree: Any) -> dict[str, Part]:
         """What this process has of every tensor in the file."""
-        mesh = self._processes
-        if mesh.world == 1:
-            return {name: Part(leaf) for name, leaf in named(tree).items()}
-        parts = {}
+        mesh, parts = self._processes, dict[str, Part]()
         for name, leaf in named(tree).items():
             if name in _ALIKE:
                 parts[name] = Part(leaf)

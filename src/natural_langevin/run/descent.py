@@ -53,7 +53,6 @@ def descend(
     *,
     mode: Mode,
     pattern: Tensor | None = None,
-    rounds: int | None = None,
     limit: TimeLimit = NO_LIMIT,
 ) -> State:
     """The state of ``moves`` at the end of the descent from ``state``: of every chain the one of
@@ -61,13 +60,11 @@ def descend(
 
     ``pattern`` (chain,): chain c begins where chain ``pattern[c]`` comes to, which sees the same
     rows. Chains that differ in their prior's scale need not all go down: what is fitted there is
-    the data, and scales are compared from one point. ``rounds``: the most of them."""
+    the data, and scales are compared from one point."""
     if pattern is not None:
         going_down, number = pattern.unique(return_inverse=True)
         of = _Chains(moves, state, stream).chosen(going_down)
-        end = descend(
-            of.moves, of.state, of.stream, num_data, rule, mode=mode, rounds=rounds, limit=limit
-        )
+        end = descend(of.moves, of.state, of.stream, num_data, rule, mode=mode, limit=limit)
         return moves.init(_at(end.params, number))._replace(likelihood=_at(end.likelihood, number))
     held_out, every = None, stream
     if stream.num_data >= rule.fewest_rows:
@@ -81,7 +78,7 @@ def descend(
     going = torch.arange(state.chains, device=lowest.loss.device)
     here, began = _Chains(downhill, state, stream), time_limit.clock()
     limit, pace = limit.going_down(), 0.0
-    for usual in rule.rounds[:rounds]:
+    for usual in rule.rounds:
         steps = _fitting(usual, limit.left / pace if pace else math.inf)
         if not steps:
             break

@@ -75,35 +75,9 @@ def described(
         found["until"] = plan.until
     if (schedule := plan.schedule()) is not None:
         found["step_size"] = stable_repr(schedule)
-    if plan.by_recipe:
-        found["recipe"] = recipe(plan)
-    if "pilot" in plan.measured:
-        found["pilot"] = plan.measured["pilot"]
     if plan.calibration is not None and plan.calibration.sharpness is not None:
         found["sharpness"] = plan.calibration.sharpness
     found["plan"] = plan.as_dict()
-    return found
-
-
-def recipe(plan: Plan) -> dict[str, Any]:
-    """What the recipe chose, and why, for ``posterior.config["recipe"]``."""
-    chosen = plan.calibration
-    found: dict[str, Any] = {
-        "step_size": plan.step_size,
-        "reason": plan.reasons.get("step_size", ""),
-        "friction": plan.friction,
-        "prior_scale": None, "sharpness": None, "spread": None,
-        **plan.measured,
-    }  # fmt: skip
-    if plan.prior_scale is not None and "prior" in plan.reasons:
-        found["prior_scale"] = {"value": plan.prior_scale, "reason": plan.reasons["prior"]}
-    if chosen is not None and chosen.sharpness is not None:
-        found["sharpness"] = {"value": chosen.sharpness, "reason": plan.reasons["sharpness"]}
-    if chosen is not None and chosen.spread is not None:
-        found["spread"] = {
-            "value": chosen.spread, "reason": plan.reasons["spread"],
-            "widths": list(chosen.widths), "variance": chosen.variance,
-        }  # fmt: skip
     return found
 
 

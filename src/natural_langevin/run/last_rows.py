@@ -74,7 +74,7 @@ def beside_trained(found: Posterior, problem: Problem) -> None:
     """Compares predictions with those of the trained network on rows that it has not seen, where
     there are some, and gives it weight where they are worse (see ``posterior.calibration``)."""
     alike = problem.one_temperature and problem.power is None and problem.units is None
-    if problem.held_out is None or not alike or not found.healthy or not found.shards.whole:
+    if problem.held_out is None or not alike or not found.healthy or not found.processes.whole:
         return
     (x, y), noise = problem.held_out, weight_name(problem.likelihood)
     weights = {

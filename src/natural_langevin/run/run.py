@@ -61,7 +61,7 @@ class Options:
     """Options that are not part of a plan: stores, checkpoints, callbacks, the time limit.
 
     ``begin``: weights, and what likelihoods have learned, to begin at in place of the plan's start,
-    of all chains or the first. ``pattern``: see ``descent``. ``rounds``: the most of the descent.
+    of all chains or the first. ``pattern``: see ``descent``.
     ``trial``: the run compares settings and is not diagnosed: a diverging chain or a stiff step
     size is a result there, not a warning. ``partial``: whether Ctrl-C may end the run with the
     draws that there are. ``probe``: whether the temperature is measured at its end. ``said``:
@@ -78,7 +78,6 @@ class Options:
     limit: TimeLimit = NO_LIMIT
     begin: tuple[Params, Params] | None = None
     pattern: Tensor | None = None
-    rounds: int | None = None
     trial: bool = False
     partial: bool = True
     probe: bool = True
@@ -271,7 +270,10 @@ def _ready(motion: Motion, part: _Part, phase: Phase, options: Options) -> _Read
     config |= {k: v for k, v in before.items() if v}
     swaps = None
     if plan.exchange is not None:
-        swaps = _swaps(motion, engine, plan.exchange, phase)
+        swaps = ReplicaExchange(
+            engine, problem, every=plan.exchange, burn_in=phase.burn_in, spent=phase.spent
+        )
+        engine.pauses.append(swaps)
         state, config["exchange"] = swaps.begin(state), swaps.describe()
     description.refuse_different(plan.until, config, problem.chains.count)
     alone = options.checkpoint is None and not isinstance(options.where, Path) and mesh.world == 1
@@ -296,15 +298,6 @@ def _shifted(callback: Callback | None, units: Units | None) -> Callback | None:
     if units is None or callback is None or not callable(callback):
         return callback  # refused elsewhere, by name
     return lambda look: callback(replace(look, loss=look.loss + units.shift))
-
-
-def _swaps(motion: Motion, engine: Engine, every: int, phase: Phase) -> ReplicaExchange:
-    """Swaps of chains before every so many steps of the engine."""
-    found = ReplicaExchange(
-        engine, motion.problem, every=every, burn_in=phase.burn_in, spent=phase.spent
-    )
-    engine.pauses.append(found)
-    return found
 
 
 def _posterior(
@@ -400,5 +393,5 @@ def _gone_down(
     assert plan.descent is not None, "a plan without a descent"
     return descent.descend(
         moves, state, stream, engine.num_data, plan.descent, mode=choose_mode(motion.compile),
-        pattern=options.pattern, rounds=options.rounds, limit=options.limit,
+        pattern=options.pattern, limit=options.limit,
     )  # fmt: skip

@@ -50,7 +50,7 @@ def after_run(
 
 def at_end_of(posterior: Posterior, state: State) -> State:
     """The state with the weights at which the chains of ``posterior`` ended."""
-    learned = {k: posterior.shards.here(v) for k, v in posterior.learned.items()}
+    learned = {k: posterior.processes.here(v) for k, v in posterior.learned.items()}
     return state._replace(params=posterior.last, likelihood=learned or state.likelihood)
 
 

@@ -1,21 +1,50 @@
 """The time of a whole call: ``sample(seconds=...)``.
 
-The limit covers the whole call: the trial of the prior's scales, the pilot and the descent as well.
-The steps of the run get at least the share ``least`` of the time, and the search is cut short if it
-would take more than ``search`` of it; a descent may take the part ``descent`` of what is left. A
-run with ``seconds`` is therefore not reproducible: choices and length depend on the machine and its
-load.
+The limit covers the whole call, search included, by the shares of ``Time``. A run with ``seconds``
+is therefore not reproducible: choices and length depend on the machine and its load.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import time
+from dataclasses import dataclass
 
 from natural_langevin.dynamics.base import Info, State
 from natural_langevin.execution.engine import Engine
 
 clock = time.monotonic
+
+
+@dataclass(frozen=True)
+class Time:
+    """What ``seconds`` are spent on: see also ``recipe.pace``."""
+
+    #: Shares: what the steps of the run have at least, and when the search should be over.
+    least: float = 0.2
+    search: float = 0.5
+    #: The part of what is left that a descent may take.
+    descent: float = 0.6
+    #: The share that what comes after the steps has: the probe of the temperature, the rows that
+    #: calibrate predictions.
+    finish: float = 0.05
+    #: A run that the clock ends may have so many times the steps that their pace let expect: a pace
+    #: is measured in a moment, on a machine that does other things as well, and chains may come
+    #: down sooner than those of the trial did.
+    more: float = 2.0
+    #: Steps that are timed at most, and seconds from which on their pace is known.
+    timed: int = 1300
+    enough: float = 0.2
+    #: Time for more steps than a run of open length may take buys chains, up to so many times as
+    #: many: four chains on MNIST gain nothing by ten times the steps, each stays where it began.
+    most_chains: int = 4
+    #: So many chains take no longer than one where operator calls are what is paid for.
+    at_once: int = 32
+
+
+#: The shares where none are given.
+USUAL = Time()
 
 
 class _Spent:
@@ -30,42 +59,29 @@ class TimeLimit:
     """What a call of so many seconds may still begin; without a limit, everything."""
 
     def __init__(
-        self,
-        seconds: float | None = None,
-        *,
-        least: float = 0.0,
-        search: float = 1.0,
-        finish: float = 0.0,
-        descent: float = 1.0,
-        ends: bool = False,
+        self, seconds: float | None = None, rule: Time = USUAL, *, ends: bool = False
     ) -> None:
-        """``least``, ``search``, ``finish``: what the steps of the run have at least, when the
-        search should be over, and what comes after the steps, as shares of the time. ``descent``:
-        what a descent may take of what is left. ``ends``: whether the clock ends the run, and not a
-        number of steps."""
+        """``ends``: whether the clock ends the run, and not a number of steps."""
         if seconds is not None and not 0 < seconds < math.inf:
             raise ValueError(f"seconds must be positive and finite, got {seconds!r}")
-        self._seconds, self._share, self._spent = seconds, 1 - least, _Spent()
-        self._least, self._search, self._finish = least, search, finish
-        self._descent = descent
+        self._seconds, self._rule, self._spent = seconds, rule, _Spent()
+        self._share = 1 - rule.least
         self.ends_run = ends and seconds is not None
 
     def searching(self) -> TimeLimit:
         """The same for the search, for which time is over earlier."""
-        return self._with_share(self._search)
+        return self._with_share(self._rule.search)
 
     def going_down(self) -> TimeLimit:
         """The same for a descent that begins now: one of the search is of use to the run."""
         spent = 0.0 if self._seconds is None else (clock() - self._spent.began) / self._seconds
-        return self._with_share(spent + self._descent * max(0.0, 1 - self._least - spent))
+        left = max(0.0, 1 - self._rule.least - spent)
+        return self._with_share(spent + self._rule.descent * left)
 
     def _with_share(self, share: float) -> TimeLimit:
         """The same, over after that share of the time."""
-        found = TimeLimit(
-            self._seconds, least=self._least, search=self._search, finish=self._finish,
-            descent=self._descent,
-        )  # fmt: skip
-        found._share, found._spent = share, self._spent
+        found = copy.copy(self)
+        found._share = share
         return found
 
     @property
@@ -101,11 +117,10 @@ class TimeLimit:
         still to go down."""
         if self._seconds is None:
             return seconds
-        spent = clock() - self._spent.began
-        down = 0.0
+        spent, rule, down = clock() - self._spent.began, self._rule, 0.0
         if going_down:
             down = min(going_down * self._spent.descent, max(0.0, self.going_down().left))
-        return max((1 - self._finish) * self._seconds - spent - down, self._least * self._seconds)
+        return max((1 - rule.finish) * self._seconds - spent - down, rule.least * self._seconds)
 
 
 def in_pieces(

@@ -316,8 +316,8 @@ class Draws(NamedTuple):
     @classmethod
     def of(cls, sampler: Langevin, posterior: Posterior, data: Any) -> Draws:
         """Those of a posterior, on all data."""
-        healthy, chosen = posterior.healthy, (posterior.config.get("recipe") or {})
-        size = chosen.get("step_size") or sampler.step_size
+        healthy, plan = posterior.healthy, posterior.plan
+        size = (plan and plan.step_size) or sampler.step_size
         return cls(
             healthy, losses.of_draws(sampler, posterior, data), log_prior(posterior, healthy),
             size if isinstance(size, float) else None,
@@ -347,7 +347,7 @@ def summarised(
     value, error = mean_and_error(trace)
     weights = sum(p[0].numel() for p in posterior.last.values())
     if warmer is None:
-        hot, unsure = _minibatch_bias(config, value, weights, draws.step_size), UNSURE
+        hot, unsure = _minibatch_bias(posterior, value, weights, draws.step_size), UNSURE
     else:
         unsure = MEASURED
         before, its_error = mean_and_error(trace_of(warmer))
@@ -373,16 +373,18 @@ def summarised(
 
 
 def _minibatch_bias(
-    config: Mapping[str, Any], value: float, weights: int, step_size: float | None
+    posterior: Posterior, value: float, weights: int, step_size: float | None
 ) -> float:
     """The bias by minibatches, from the heat that the run measured; 0 for full batches."""
+    config, plan = posterior.config, posterior.plan
     heat = (config.get("effective_temperature") or {}).get("minibatch")
     minibatches = float(config["num_data"]) / float(config["batch_size"])
     if not heat or minibatches <= 1:
         return 0.0
     return epochs.bias(
         value, weights=weights, heat=float(heat), minibatches=minibatches,
-        step_size=step_size or 0.0, steepest=(config.get("recipe") or {}).get("curvature"),
+        step_size=step_size or 0.0,
+        steepest=None if plan is None else plan.measured.get("curvature"),
         shuffled=step_size is not None and not config.get("shared_batches"),
     )  # fmt: skip
 

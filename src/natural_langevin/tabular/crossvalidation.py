@@ -309,7 +309,7 @@ def networks(posterior: Posterior, x: Tensor, chains: Sequence[int] | None = Non
     chains = posterior.healthy if chains is None else list(chains)
     if not chains:
         raise DivergenceError("every chain diverged: there is nothing to predict with")
-    everywhere = posterior.shards.everywhere  # several processes have some of the chains each
+    everywhere = posterior.processes.gather_chains  # several processes have some of the chains each
     samples, like = {k: everywhere(s) for k, s in posterior.samples.items()}, posterior.last
     x = x.to(next(iter(like.values())))
     with torch.no_grad():
@@ -323,7 +323,7 @@ def networks(posterior: Posterior, x: Tensor, chains: Sequence[int] | None = Non
 
 def ended(posterior: Posterior) -> tuple[Params, Params]:
     """Where all chains ended, those of other processes too, and what likelihoods learned."""
-    everywhere = posterior.shards.everywhere
+    everywhere = posterior.processes.gather_chains
     return {k: everywhere(v) for k, v in posterior.last.items()}, dict(posterior.learned)
 
 

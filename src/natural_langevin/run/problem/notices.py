@@ -7,6 +7,7 @@ defaults (prior, start, step size) suit inputs and targets of size about one.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -95,10 +96,11 @@ def _of_outputs(model: nn.Module, likelihood: Likelihood, outputs: Any) -> Itera
     if likelihood.link == "softmax":
         one = torch.isclose(outputs.sum(-1), outputs.new_ones(()), atol=1e-4)
         if bool(one.all()) and bool((outputs >= 0).all()) and outputs.shape[-1] > 1:
+            surest = math.e / (math.e + outputs.shape[-1] - 1)  # softmax of a one-hot vector
             yield (
                 "the network's outputs are probabilities already (a final Softmax?), but "
                 "Categorical takes logits and applies a softmax itself: predictions could never "
-                f"be more certain than {_most_certain(outputs.shape[-1]):.0%}. Remove the Softmax"
+                f"be more certain than {surest:.0%}. Remove the Softmax"
             )
     if likelihood.link == "sigmoid":
         last = [m for m in model.modules() if not [*m.children()]][-1:]
@@ -119,11 +121,6 @@ def _of_shapes(likelihood: Likelihood, outputs: Any, y: Tensor) -> Iterator[str]
             "axis, as predictions then do: p.mean - y would be a square matrix. Compare "
             "p.mean.squeeze(-1) with y, or give y.unsqueeze(-1)"
         )
-
-
-def _most_certain(classes: int) -> float:
-    """softmax of a one-hot vector: the largest probability of a softmax of probabilities."""
-    return float(torch.nn.functional.one_hot(torch.tensor(0), classes).double().softmax(0)[0])
 
 
 def _of_inputs(model: nn.Module, signature: Signature, x: Tensor) -> Iterator[str]:

@@ -24,10 +24,11 @@ def final(bench: Bench) -> Result:
     runs = [_run(bench, FINAL_SEED + k) for k in range(bench.preset.default_seeds)]
     posteriors, seconds = [p for p, _ in runs], [s for _, s in runs]
     first, scored = posteriors[0], bench.scored
-    chosen = first.config["recipe"]
+    plan = first.plan
+    assert plan is not None
     settings = {
-        "step_size": chosen["step_size"],
-        "prior_scale": None if chosen["prior_scale"] is None else chosen["prior_scale"]["value"],
+        "step_size": plan.step_size,
+        "prior_scale": plan.prior_scale,
         "batch_size": first.config["batch_size"],
         "steps": first.config["steps"],
         "chains": len(first.healthy),

@@ -87,8 +87,11 @@ def decide(motion: Motion, given: Given, asked: Asked, limit: TimeLimit = NO_LIM
 
 
 def follow(motion: Motion, plan: Plan) -> Motion:
-    """The motion of a plan: with its chains, start, friction and prior scale."""
+    """The motion of a plan: with its chains, start, friction, prior scale and execution."""
     found = motion if motion.start == plan.start else replace(motion, start=plan.start)
+    if plan.execution != str(motion.compile):
+        mode = {"True": True, "False": False}.get(plan.execution, plan.execution)
+        found = replace(found, compile=mode)
     if plan.chains is not None:
         found = found.on(found.problem.with_chains(plan.chains))
     if plan.friction is not None:
@@ -148,7 +151,7 @@ def resumed(
     start = plan.start if given.start_open else motion.start
     same = replace(
         plan, start=start, calibrate=given.calibrate, until=asked.until, keep=asked.keep,
-        exchange=asked.exchange,
+        exchange=asked.exchange, execution=str(motion.compile),
     )  # fmt: skip
     return _with(same, asked)
 

@@ -93,6 +93,22 @@ def test_a_step_size_of_every_chain():
         sampler.sample(data, plan=replace(plan, step_size=(1e-3, 1e-3)), progress=False)
 
 
+@pytest.mark.parametrize("keep", [None, 8])
+def test_more_steps_of_a_plans_checkpoint(tmp_path, keep):
+    """Refused as another run, with the burn-in and thinning of a longer one."""
+    sampler, data, plan = _grid()
+    plan = replace(plan, keep=keep)
+    first = sampler.sample(data, plan=plan, checkpoint=tmp_path, progress=False)
+    more = sampler.sample(data, plan=plan, steps=70, checkpoint=tmp_path, progress=False)
+    _, burn_in, thin = plan.lengths()[0]
+    longer = replace(plan, steps=70, burn_in=burn_in, thin=thin)
+    whole = sampler.sample(data, plan=longer, progress=False)
+    assert (first.config["steps"], more.config["steps"]) == (40, 70)
+    assert all(torch.equal(v, more.samples[k]) for k, v in whole.samples.items())
+    again = sampler.sample(data, plan=more.plan, checkpoint=tmp_path, progress=False)
+    assert all(torch.equal(v, more.samples[k]) for k, v in again.samples.items())
+
+
 def test_execution_start_and_counts_of_a_plan():
     """The first three were run as if nothing had been changed, the others failed obscurely."""
     sampler, data, plan = _grid()

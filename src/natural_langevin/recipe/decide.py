@@ -12,8 +12,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -103,9 +104,13 @@ def follow(motion: Motion, plan: Plan) -> Motion:
     return found
 
 
-def adopted(motion: Motion, given: Given, plan: Plan, asked: Asked) -> Plan:
+def adopted(
+    motion: Motion, given: Given, plan: Plan, asked: Asked, there: Mapping[str, Any]
+) -> Plan:
     """A plan made beforehand, changed by the arguments given beside it; refused if it was made for
-    another prior, another metric or other dynamics, which are the sampler's own."""
+    another prior, another metric or other dynamics, which are the sampler's own. ``there``: the
+    configuration of a checkpoint. If it is of this plan, its current phase is extended to the steps
+    asked for."""
     ours = _named(motion, given, asked)
     chosen = plan.prior_scale is not None
     if chosen != given.scale_open or (given.auto and plan.step_size is None):
@@ -120,7 +125,13 @@ def adopted(motion: Motion, given: Given, plan: Plan, asked: Asked) -> Plan:
                 f"the plan belongs to another sampler: {name} is {theirs} there, {here} here. "
                 "Give a plan returned by this sampler's plan(data)"
             )
-    found = _with(plan, _with_loaders_batch(motion, asked))
+    asked = _with_loaders_batch(motion, asked)
+    same = _with(plan, replace(asked, steps=None))
+    if asked.steps is not None and Plan.from_config(there) == same:
+        phase, steps = int(there.get("phase", 0)), int(there["steps"])
+        if asked.steps >= steps:
+            return same if asked.steps == steps else same.longer(phase, asked.steps)
+    found = _with(plan, asked)
     check_given(
         steps=found.steps, burn_in=found.burn_in, thin=found.thin, batch_size=found.batch_size
     )

@@ -377,3 +377,18 @@ def test_a_short_run_of_few_rows_is_all_if_they_heat_little_and_its_error_is_sma
     assert ("ended" in found.posterior.config) == (not given)
     assert abs(found.value - exact) < 4 * found.error
     assert found.error < 0.15 * exact
+
+
+def test_more_draws_where_more_steps_would_not_help() -> None:
+    """Ten times the steps, which was the remedy, left the error as it was."""
+    problem = regression(400, 2)
+
+    def estimate(**options: Any) -> slt.LearningCoefficient:
+        return slt.llc(problem.model, LIKELIHOOD, (problem.x, problem.y), prior=problem.prior,
+                       chains=8, steps=2000, **options)  # fmt: skip
+
+    few, many = estimate(draws=12), estimate(draws=120)
+    (said,) = (w for w in few.warnings if w.startswith("Noisy"))
+    wanted = few.trace.shape[1] * (few.error / (0.05 * few.value)) ** 2
+    assert said.endswith(f"Use draws={int(float(f'{wanted:.2g}'))} or more.")
+    assert many.error < 0.6 * few.error

@@ -69,6 +69,15 @@ class LearningCoefficient:
         return int(float(f"{more * self.posterior.config['steps']:.2g}"))
 
     @property
+    def _more(self) -> str:
+        """What brings the error to ``NOISY``: steps help where draws are correlated alone."""
+        at_best = float(self.trace.std()) / math.sqrt(self.trace.numel())
+        if at_best <= NOISY * abs(self.value):
+            return "more steps"
+        draws = self.trace.shape[1] * (self.error / (NOISY * self.value)) ** 2
+        return f"draws={int(float(f'{draws:.2g}'))} or more"
+
+    @property
     def warnings(self) -> list[str]:
         """Reasons to doubt the value, each with a remedy; empty if there is none."""
         found, size = [], max(abs(self.value), 1e-12)
@@ -88,7 +97,7 @@ class LearningCoefficient:
                 'not a local minimum. Train it further, or use baseline="minimum".'
             )
         if self.trace.shape[1] < 4 or not math.isfinite(self.error):
-            found.append("Too few draws to estimate the error: use more steps.")
+            found.append("Too few draws to estimate the error: use more draws and steps.")
             return found
         if self.rhat > RHAT:
             exact = " On so few weights dynamics.Adjusted() is an exact reference."
@@ -103,7 +112,7 @@ class LearningCoefficient:
             )
         if self.error > NOISY * size and self.value > 2 * self.error:
             found.append(
-                f"Noisy: the error is {self.error / size:.0%} of the value. Use more steps."
+                f"Noisy: the error is {self.error / size:.0%} of the value. Use {self._more}."
             )
         if self.minibatch_bias > HOT * size:
             found.append(

@@ -392,3 +392,19 @@ def test_more_draws_where_more_steps_would_not_help() -> None:
     wanted = few.trace.shape[1] * (few.error / (0.05 * few.value)) ** 2
     assert said.endswith(f"Use draws={int(float(f'{wanted:.2g}'))} or more.")
     assert many.error < 0.6 * few.error
+
+
+def test_what_would_change_the_target_is_refused() -> None:
+    """A temperature and powers per chain gave wrong values; more data than rows an error about a
+    batch_size that nobody had given."""
+    problem = regression(60, 2)
+    given = problem.model, LIKELIHOOD, (problem.x, problem.y)
+    for estimate in (slt.llc, slt.wbic):
+        for name in ("temperature", "likelihood_power"):
+            with pytest.raises(TypeError, match=f"{name}= cannot be given here"):
+                estimate(*given, **{name: 2.0})
+    for power in (-1.0, torch.tensor([0.1, 0.2, 0.3, 0.4])):
+        with pytest.raises(ValueError, match="power must be one number above 0"):
+            slt.llc(*given, power=power)
+    found = slt.llc(*given, num_data=5000, steps=20)
+    assert (found.num_data, found.posterior.config["batch_size"]) == (5000, 60)

@@ -150,6 +150,13 @@ def test_verdicts() -> None:
     unmixed = replace(tight, trace=apart)
     more = min(10.0, (unmixed.rhat**2 - 1) / (1.1**2 - 1))
     assert f"Use steps={float(f'{600 * more:.2g}'):.0f} or more" in str(unmixed)
+    assert "dynamics.Adjusted()" in str(unmixed)
+    barely = replace(tight, trace=torch.arange(4.0)[:, None] / 2.5 + noise)
+    assert 1.1 < barely.rhat < 1.2
+    assert "Use steps=1200 or more" in str(barely)
+    adjusted = copy.copy(tight.posterior)
+    adjusted.config = tight.posterior.config | {"dynamics": repr(dynamics.Adjusted(steps=5))}
+    assert "dynamics.Adjusted()" not in str(replace(barely, posterior=adjusted))
     with pytest.raises(ValueError, match="fixed likelihood"):
         slt.llc(problem.model, likelihoods.Gaussian(sigma="rmse"), (problem.x, problem.y))
     with pytest.raises(ValueError, match="baseline"):

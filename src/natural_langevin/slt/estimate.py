@@ -64,8 +64,8 @@ class LearningCoefficient:
 
     @property
     def _enough(self) -> int:
-        """Steps for an R-hat of ``RHAT``: R-hat^2 - 1 falls as 1 / steps; ten times at most."""
-        more = min(10.0, (self.rhat**2 - 1) / (RHAT**2 - 1))
+        """Steps for an R-hat of ``RHAT``: R-hat^2 - 1 falls as 1 / steps; two to ten times."""
+        more = min(10.0, max(2.0, (self.rhat**2 - 1) / (RHAT**2 - 1)))
         return int(float(f"{more * self.posterior.config['steps']:.2g}"))
 
     @property
@@ -100,10 +100,11 @@ class LearningCoefficient:
             found.append("Too few draws to estimate the error: use more draws and steps.")
             return found
         if self.rhat > RHAT:
+            inexact = not str(self.posterior.config.get("dynamics")).startswith("Adjusted")
             exact = " On so few weights dynamics.Adjusted() is an exact reference."
             found.append(
                 f"Chains have not mixed: R-hat {self.rhat:.2f}. Use steps={self._enough} or more."
-                + (exact if self.weights <= SMALL else "")
+                + (exact if inexact and self.weights <= SMALL else "")
             )
         elif "no steps are left" in (ended := str(self.posterior.config.get("ended"))):
             found.append(

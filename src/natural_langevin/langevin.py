@@ -486,7 +486,8 @@ class Langevin:
                 plan, begin = self._decided(motion, asked, options)
                 options = dataclasses.replace(options, begin=begin)
             else:
-                plan = decide.adopted(motion, self.given, plan, asked)
+                there = resumed_config(options.checkpoint, self.mesh)
+                plan = decide.adopted(motion, self.given, plan, asked, there)
             return run(decide.follow(motion, plan), plan, options)
 
     @data_in_one

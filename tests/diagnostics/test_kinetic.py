@@ -290,6 +290,13 @@ def test_a_probe_that_fails_does_not_cost_the_run(
     assert "could not be measured: no such thing" in caplog.text
 
 
+def test_dynamics_whose_steps_are_not_measured_are_named() -> None:
+    """The error was that no chain is running."""
+    run = sampler("euclidean", dynamics=Underdamped(0.1, "ubu"))
+    with pytest.raises(ValueError, match=r"a step of Underdamped.*'ubu'.*no noise and drift"):
+        read(run)
+
+
 def test_a_loader_is_measured_too() -> None:
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data()), batch_size=BATCH)
     found = sampler().effective_temperature(loader, steps=4)

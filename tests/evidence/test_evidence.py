@@ -193,3 +193,24 @@ def test_what_has_no_evidence_is_refused_in_its_own_words() -> None:
     ):
         with pytest.raises(ValueError, match=said):
             evidence.log_marginal_likelihood(nn.Linear(1, 1), likelihood, data, prior=prior)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("temperature", 2.0, "temperature= cannot be given"),
+        ("likelihood_power", 0.5, "give power="),
+        ("chains", 3, "repeats="),
+        ("num_data", 120, "num_data= cannot be given"),
+        ("exchange", 0, "exchange must be at least 1"),
+        ("prior_draws", 1, "prior_draws must be at least 2"),
+    ],
+)
+def test_options_that_have_no_meaning_here(name: str, value: Any, said: str) -> None:
+    """The first and the fourth gave a value that was tens of nats off."""
+    x, y = regression(60, 2)
+    with pytest.raises((TypeError, ValueError), match=said):
+        evidence.log_marginal_likelihood(
+            nn.Linear(2, 1), likelihoods.Gaussian(sigma=0.5), (x, y),
+            prior=priors.Gaussian(variance=1.0), **{name: value},
+        )  # fmt: skip

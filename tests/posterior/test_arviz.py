@@ -178,3 +178,32 @@ def test_weights_that_do_not_fit_are_refused(tmp_path) -> None:
     with pytest.raises(ValueError, match="needs the prior"):
         loaded.log_density(line())
     assert "sample_stats" not in groups_of(loaded.to_arviz(data=line()))
+
+
+def test_the_chains_of_one_law_alone() -> None:
+    """Hot chains of a ladder were draws of the posterior like all others, and a grid was one."""
+    pytest.importorskip("arviz")
+    x, y = line()
+
+    def run(**options: Any) -> Posterior:
+        sampler = Langevin(
+            nn.Linear(2, 1), likelihoods.Gaussian(sigma=0.3), prior=priors.Gaussian(2.0),
+            temperature=torch.tensor([4.0, 1.0, 2.0, 1.0]), chains=4, step_size=0.01,
+        )  # fmt: skip
+        return sampler.sample((x, y), 40, batch_size=40, thin=4, progress=False, **options)
+
+    ladder, grid = run(exchange=5), run()
+    found = ladder.to_arviz(x[:3], data=(x, y))
+    assert (found.posterior["weight"].values == ladder.samples["weight"][[1, 3]].numpy()).all()
+    own = ladder.predict(x[:3], chains=[1, 3], calibrated=False).samples.unflatten(0, (2, -1))
+    assert (found.posterior["prediction"].values == own.numpy()).all()
+    assert found.log_likelihood["y"].shape == (2, 10, 40, 1)
+    lp = ladder.log_density((x, y))[[1, 3]]
+    torch.testing.assert_close(torch.tensor(found.sample_stats["lp"].values), lp)
+    with pytest.raises(ValueError, match="3 temperatures, powers or priors"):
+        grid.to_arviz()
+    one = grid.to_arviz(data=(x, y), chains=[2])
+    assert (one.posterior["weight"].values == grid.samples["weight"][[2]].numpy()).all()
+    everything = grid.to_arviz(data=(x, y), chains="all")
+    drawn = everything.posterior_predictive["y"].values[[2]]
+    assert (one.posterior_predictive["y"].values == drawn).all()

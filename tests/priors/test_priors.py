@@ -444,6 +444,8 @@ def test_a_density_and_its_curvature_are_a_prior() -> None:
 
     with pytest.raises(NotImplementedError, match=r"Cauchy has no precision: define"):
         run(Cauchy())
+    with pytest.raises(NotImplementedError, match=r"Cauchy has no draws: define sample"):
+        Langevin(nn.Linear(2, 2), likelihoods.Categorical(), prior=Cauchy(), init="prior")
     found = run(type("Known", (Cauchy,), {"precision": 0.5})())
     assert found.samples["weight"].shape == (2, 4, 2, 2)
     assert found.samples["weight"].isfinite().all()

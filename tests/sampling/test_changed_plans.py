@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from natural_langevin import Langevin, likelihoods, priors
+from natural_langevin import Langevin, Plan, likelihoods, priors
 from short_recipe import SHORT
 
 
@@ -69,3 +69,54 @@ def test_few_draws_may_be_kept_of_a_run_of_open_length(keep):
     assert 1 <= run.draws <= keep
     assert (run.plan.open_end is None) == (keep < 8)
     assert keep == 8 or run.config["steps"] == run.plan.steps
+
+
+def _grid():
+    """A sampler of four chains, its data, and a plan of 40 steps."""
+    x = torch.linspace(-1, 1, 60)[:, None]
+    data = x, x.sin()
+    sampler = Langevin(nn.Linear(1, 1), likelihoods.Gaussian(0.1), recipe=SHORT, chains=4)
+    return sampler, data, replace(sampler.plan(data), steps=40)
+
+
+def test_a_step_size_of_every_chain():
+    """All chains had the first one's."""
+    sampler, data, plan = _grid()
+    sizes = (1e-6, 1e-3, 1e-3, 1e-2)
+    plan = Plan.from_json(replace(plan, step_size=sizes).to_json())
+    together = sampler.sample(data, plan=plan, progress=False)
+    for chain, size in enumerate(sizes):
+        alone = sampler.sample(data, plan=replace(plan, step_size=size), progress=False)
+        for name, samples in together.samples.items():
+            assert torch.equal(samples[chain], alone.samples[name][chain])
+    with pytest.raises(ValueError, match="one value per chain"):
+        sampler.sample(data, plan=replace(plan, step_size=(1e-3, 1e-3)), progress=False)
+
+
+@pytest.mark.parametrize("keep", [None, 8])
+def test_more_steps_of_a_plans_checkpoint(tmp_path, keep):
+    """Refused as another run, with the burn-in and thinning of a longer one."""
+    sampler, data, plan = _grid()
+    plan = replace(plan, keep=keep)
+    first = sampler.sample(data, plan=plan, checkpoint=tmp_path, progress=False)
+    more = sampler.sample(data, plan=plan, steps=70, checkpoint=tmp_path, progress=False)
+    _, burn_in, thin = plan.lengths()[0]
+    longer = replace(plan, steps=70, burn_in=burn_in, thin=thin)
+    whole = sampler.sample(data, plan=longer, progress=False)
+    assert (first.config["steps"], more.config["steps"]) == (40, 70)
+    assert all(torch.equal(v, more.samples[k]) for k, v in whole.samples.items())
+    again = sampler.sample(data, plan=more.plan, checkpoint=tmp_path, progress=False)
+    assert all(torch.equal(v, more.samples[k]) for k, v in again.samples.items())
+
+
+def test_execution_start_and_counts_of_a_plan():
+    """The first three were run as if nothing had been changed, the others failed obscurely."""
+    sampler, data, plan = _grid()
+    eager = sampler.sample(data, plan=replace(plan, execution="False"), progress=False)
+    assert eager.config["execution"].startswith("eager")
+    for name, wrong, said in (
+        ("execution", "fast", "compile"), ("start", "modle", "start"),
+        ("prior_scale", -1.0, "prior_scale"), ("chains", 0, "chains"), ("draws", 0, "draws"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"{said} must be"):
+            sampler.sample(data, plan=replace(plan, **{name: wrong}), progress=False)

@@ -150,6 +150,13 @@ def test_verdicts() -> None:
     unmixed = replace(tight, trace=apart)
     more = min(10.0, (unmixed.rhat**2 - 1) / (1.1**2 - 1))
     assert f"Use steps={float(f'{600 * more:.2g}'):.0f} or more" in str(unmixed)
+    assert "dynamics.Adjusted()" in str(unmixed)
+    barely = replace(tight, trace=torch.arange(4.0)[:, None] / 2.5 + noise)
+    assert 1.1 < barely.rhat < 1.2
+    assert "Use steps=1200 or more" in str(barely)
+    adjusted = copy.copy(tight.posterior)
+    adjusted.config = tight.posterior.config | {"dynamics": repr(dynamics.Adjusted(steps=5))}
+    assert "dynamics.Adjusted()" not in str(replace(barely, posterior=adjusted))
     with pytest.raises(ValueError, match="fixed likelihood"):
         slt.llc(problem.model, likelihoods.Gaussian(sigma="rmse"), (problem.x, problem.y))
     with pytest.raises(ValueError, match="baseline"):
@@ -377,3 +384,34 @@ def test_a_short_run_of_few_rows_is_all_if_they_heat_little_and_its_error_is_sma
     assert ("ended" in found.posterior.config) == (not given)
     assert abs(found.value - exact) < 4 * found.error
     assert found.error < 0.15 * exact
+
+
+def test_more_draws_where_more_steps_would_not_help() -> None:
+    """Ten times the steps, which was the remedy, left the error as it was."""
+    problem = regression(400, 2)
+
+    def estimate(**options: Any) -> slt.LearningCoefficient:
+        return slt.llc(problem.model, LIKELIHOOD, (problem.x, problem.y), prior=problem.prior,
+                       chains=8, steps=2000, **options)  # fmt: skip
+
+    few, many = estimate(draws=12), estimate(draws=120)
+    (said,) = (w for w in few.warnings if w.startswith("Noisy"))
+    wanted = few.trace.shape[1] * (few.error / (0.05 * few.value)) ** 2
+    assert said.endswith(f"Use draws={int(float(f'{wanted:.2g}'))} or more.")
+    assert many.error < 0.6 * few.error
+
+
+def test_what_would_change_the_target_is_refused() -> None:
+    """A temperature and powers per chain gave wrong values; more data than rows an error about a
+    batch_size that nobody had given."""
+    problem = regression(60, 2)
+    given = problem.model, LIKELIHOOD, (problem.x, problem.y)
+    for estimate in (slt.llc, slt.wbic):
+        for name in ("temperature", "likelihood_power"):
+            with pytest.raises(TypeError, match=f"{name}= cannot be given here"):
+                estimate(*given, **{name: 2.0})
+    for power in (-1.0, torch.tensor([0.1, 0.2, 0.3, 0.4])):
+        with pytest.raises(ValueError, match="power must be one number above 0"):
+            slt.llc(*given, power=power)
+    found = slt.llc(*given, num_data=5000, steps=20)
+    assert (found.num_data, found.posterior.config["batch_size"]) == (5000, 60)

@@ -435,8 +435,8 @@ class Diagnosis:
         lines += self._swaps()
         if self.kinetic is None:
             lines.append(
-                "Effective temperature of a step: not measured in a run this short; "
-                "Langevin.effective_temperature(data) measures it."
+                "Effective temperature of a step: not measured in a run this short, or with these "
+                "dynamics; Langevin.effective_temperature(data) measures it or says why not."
             )
         elif self.kinetic.temperature is not None:
             lines.append(_temperature("Effective temperature of a step", self.kinetic.temperature))

@@ -39,6 +39,7 @@ from natural_langevin._internal.chains import Params
 from natural_langevin._internal.extras import new_figure
 from natural_langevin._internal.fingerprints import fingerprint
 from natural_langevin._internal.messages import shown, text_shown
+from natural_langevin._internal.whole_numbers import whole_number
 from natural_langevin.diagnostics import ranks
 from natural_langevin.langevin import Langevin
 from natural_langevin.likelihoods import Likelihood
@@ -159,14 +160,19 @@ def log_marginal_likelihood(
         raise TypeError(
             "a marginal likelihood needs all data in memory, got a DataLoader: give (x, y)"
         )
+    if "num_data" in options:
+        raise TypeError("num_data= cannot be given here: a marginal likelihood is of given rows")
+    for name, count, least in (("exchange", exchange, 1), ("prior_draws", prior_draws, 2)):
+        if whole_number(name, count) < least:
+            raise ValueError(f"{name} must be at least {least}, got {count}")
     options, burn_in = by_recipe(options, steps, burn_in)
     at_prior = Langevin(
         model, likelihood, prior=prior, init="prior", chains=prior_draws, seed=seed,
         step_size=1e-3, mean_rate=None, parallel=None, device=options.get("device"),
     )  # fmt: skip
     start = at_prior.init().params
-    count = rows_of(data, options.get("num_data"))
-    log_p = -count * at_weights(at_prior, start, data)
+    rows = rows_of(data, None)
+    log_p = -rows * at_weights(at_prior, start, data)
     if not bool(log_p.isfinite().all()):
         raise ValueError("the likelihood of draws of the prior is not finite: use a narrower prior")
     weights = sum(p[0].numel() for p in start.values())
@@ -183,7 +189,7 @@ def log_marginal_likelihood(
     )  # fmt: skip
     posterior = sampler.sample(
         data, steps, burn_in=burn_in, keep=draws, exchange=exchange, progress=progress,
-        batch_size=usual_batch(int(count)) if batch_size is None else batch_size,
+        batch_size=usual_batch(int(rows)) if batch_size is None else batch_size,
     )  # fmt: skip
     if len(posterior.healthy) < posterior.chains:
         raise ValueError(

@@ -27,36 +27,36 @@ from natural_langevin.posterior.units import in_standard_units
 
 def inference_data(
     posterior: Draws,
+    chains: list[int],
     predictions: Tensor | None,
     data: Any,
     pointwise: Tensor | None,
     *,
     seed: int = 0,
 ) -> Any:
-    """Of the healthy chains; see ``Posterior.to_arviz``. ``predictions``: of every network;
-    ``pointwise``: ln p of every datum of ``data`` by every network."""
-    healthy = posterior.healthy
+    """Of these chains; see ``Posterior.to_arviz``. ``predictions``: of every network of theirs;
+    ``pointwise``: ln p of every datum of ``data`` by every one."""
     groups: dict[str, dict[str, Tensor]] = {
         "posterior": {
-            k: s[healthy].to(posterior.last[k].dtype) for k, s in posterior.samples.items()
+            k: s[chains].to(posterior.last[k].dtype) for k, s in posterior.samples.items()
         }
     }
     if predictions is not None:
         groups["posterior"]["prediction"] = predictions.unflatten(0, (-1, posterior.draws))
     stats: dict[str, Tensor] = {}
     if "acceptance" in posterior.config:
-        rate = torch.tensor(posterior.config["acceptance"])[healthy]
+        rate = torch.tensor(posterior.config["acceptance"])[chains]
         stats["acceptance_rate"] = rate[:, None].expand(-1, posterior.draws)
     if pointwise is not None:
         x, y = posterior.signature.split(data)
         one_each = y[0].numel() == 1  # then of the shape of y, which LOO-PIT asks for
         known = pointwise.unflatten(-1, y.shape) if one_each else pointwise
         groups |= {"log_likelihood": {"y": known}, "observed_data": {"y": y}}
-        drawn = draws(posterior, x, seed)
+        drawn = draws(posterior, chains, x, seed)
         if drawn is not None:
             groups["posterior_predictive"] = {"y": drawn}
         if posterior.prior is not None:
-            stats["lp"] = log_density(posterior, pointwise)
+            stats["lp"] = log_density(posterior, chains, pointwise)
     if stats:
         groups["sample_stats"] = stats
     arrays = {g: {k: v.cpu().numpy() for k, v in values.items()} for g, values in groups.items()}
@@ -66,9 +66,9 @@ def inference_data(
     return make(**arrays) if by_name else make(arrays)
 
 
-def draws(posterior: Draws, x: Tensor, seed: int) -> Tensor | None:
+def draws(posterior: Draws, chains: list[int], x: Tensor, seed: int) -> Tensor | None:
     """y~ of every network, (chain, draw, N, ...); None where the likelihood cannot draw."""
-    chains, count = posterior.healthy, posterior.draws
+    count = posterior.draws
     device = next(iter(posterior.last.values())).device
     origins = random.origin(seed, random.LABELS, torch.tensor(chains, device=device))
     found: list[Tensor] = []
@@ -85,12 +85,12 @@ def draws(posterior: Draws, x: Tensor, seed: int) -> Tensor | None:
     return torch.stack(found).unflatten(0, (len(chains), count))
 
 
-def log_density(posterior: Draws, pointwise: Tensor) -> Tensor:
-    """ln alpha(theta) + beta sum_n ln p of the healthy chains' draws, (chain, draw), from what all
-    data's ln p are: (chain, draw, n)."""
-    power = likelihood_powers(posterior.config, posterior.chains)[posterior.healthy]
+def log_density(posterior: Draws, chains: list[int], pointwise: Tensor) -> Tensor:
+    """ln alpha(theta) + beta sum_n ln p of the chains' draws, (chain, draw), from what all data's
+    ln p are: (chain, draw, n)."""
+    power = likelihood_powers(posterior.config, posterior.chains)[chains]
     total = pointwise.double().sum(-1).cpu()
-    return power[:, None] * total + log_prior(posterior, posterior.healthy)
+    return power[:, None] * total + log_prior(posterior, chains)
 
 
 def log_prior(posterior: Draws, chains: list[int]) -> Tensor:

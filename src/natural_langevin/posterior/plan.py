@@ -27,6 +27,8 @@ from natural_langevin.posterior.units import Units
 #: Draws of every chain that are kept where nobody says how many.
 DRAWS = 200
 FORMAT = 7
+#: Where chains start, but for weights that a sampler was given.
+STARTS = ("auto", "model", "fan_in", "prior")
 #: ``keep`` below which chains are not compared: that takes 4 draws, and thinning may halve them.
 FEWEST_COMPARED = 8
 #: By which part of its step size a run that loses chains begins again.
@@ -149,6 +151,12 @@ class Plan:
     def __post_init__(self) -> None:
         if self.recipe not in ("auto", "paper"):
             raise ValueError(f'recipe must be "auto" or "paper", got {self.recipe!r}')
+        if self.start not in (*STARTS, "given"):
+            raise ValueError(f"start must be one of {', '.join(STARTS)}, got {self.start!r}")
+        for name in ("prior_scale", "chains", "draws"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be positive, got {value!r}")
 
     @property
     def by_recipe(self) -> bool:
@@ -226,11 +234,11 @@ class Plan:
         size = self.step_size
         if size is None:
             return None
+        several = isinstance(size, tuple) and len(size) > 1
+        value = torch.tensor(size, dtype=torch.float64) if several else _one(size)
         if self.falls_from is not None:
-            several = isinstance(size, tuple) and len(size) > 1
-            value = torch.tensor(size, dtype=torch.float64) if several else _one(size)
             return schedules.polynomial(value, offset=self.falls_from)
-        return schedules.constant(_one(size))
+        return schedules.constant(value)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers and words, for ``posterior.config["plan"]``."""

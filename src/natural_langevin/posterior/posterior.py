@@ -331,21 +331,23 @@ class Posterior(Draws):
         """Every network's outputs, (chain, draw, B, ...); for classes, probabilities."""
         return diagnosis.followed(self, x, self.chosen(chains))
 
-    def to_arviz(self, x: Inputs | None = None, *, data: Any = None, seed: int = 0) -> Any:
-        """The draws of all chains that did not diverge, for ArviZ: an ``InferenceData`` before its
-        version 1, a ``DataTree`` since. There is one variable per parameter tensor, and
-        ``prediction`` for the inputs ``x`` if they are given, uncalibrated. With the training
-        ``data`` (x, y), also the groups ``log_likelihood`` (for ``arviz.loo`` and
+    def to_arviz(
+        self, x: Inputs | None = None, *, data: Any = None, chains: Chains = None, seed: int = 0
+    ) -> Any:
+        """The draws of the ``chains`` (as in ``predict``) that did not diverge, for ArviZ: an
+        ``InferenceData`` before its version 1, a ``DataTree`` since. There is one variable per
+        parameter tensor, and ``prediction`` for the inputs ``x`` if they are given, uncalibrated.
+        With the training ``data`` (x, y), also the groups ``log_likelihood`` (for ``arviz.loo`` and
         ``arviz.compare``), ``posterior_predictive`` (targets drawn with ``seed``, one of every
         network), ``observed_data``, and in ``sample_stats`` the log density ``lp`` of every draw
         (not for a saved posterior, which has no prior)."""
         self._check_whole("to_arviz")
-        predictions = pointwise = None
+        wanted, predictions, pointwise = self.chosen(chains), None, None
         if x is not None:
-            predictions = self.predict(x, chains="all", sharpness=1.0).samples
+            predictions = self.predict(x, chains=wanted, sharpness=1.0).samples
         if data is not None:
-            pointwise = self.log_likelihood(*self.signature.split(data), chains="all")
-        return arviz.inference_data(self, predictions, data, pointwise, seed=seed)
+            pointwise = self.log_likelihood(*self.signature.split(data), chains=wanted)
+        return arviz.inference_data(self, wanted, predictions, data, pointwise, seed=seed)
 
     def in_standard_units(self) -> tuple[Posterior, Units]:
         """The posterior as it was sampled, and the units that data have there."""
@@ -362,7 +364,7 @@ class Posterior(Draws):
                 "Langevin(...).log_density(weights, data) has one"
             )
         pointwise = self.log_likelihood(*self.signature.split(data), chains="all")
-        return arviz.log_density(self, pointwise)
+        return arviz.log_density(self, self.healthy, pointwise)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes the posterior to a folder as safetensors and JSON, never pickle.

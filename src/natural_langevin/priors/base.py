@@ -30,7 +30,10 @@ class Prior:
 
     def sample(self, key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A draw for every chain from the streams ``key`` (chain, 2): shape (chain, *shape)."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} has no draws: define sample(key, shape, dtype), or start "
+            'elsewhere than at init="prior"'
+        )
 
     @property
     def precision(self) -> float | Tensor:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -87,8 +88,11 @@ def decide(motion: Motion, given: Given, asked: Asked, limit: TimeLimit = NO_LIM
 
 
 def follow(motion: Motion, plan: Plan) -> Motion:
-    """The motion of a plan: with its chains, start, friction and prior scale."""
+    """The motion of a plan: with its chains, start, friction, prior scale and execution."""
     found = motion if motion.start == plan.start else replace(motion, start=plan.start)
+    if plan.execution != str(motion.compile):
+        mode = {"True": True, "False": False}.get(plan.execution, plan.execution)
+        found = replace(found, compile=mode)
     if plan.chains is not None:
         found = found.on(found.problem.with_chains(plan.chains))
     if plan.friction is not None:
@@ -100,9 +104,13 @@ def follow(motion: Motion, plan: Plan) -> Motion:
     return found
 
 
-def adopted(motion: Motion, given: Given, plan: Plan, asked: Asked) -> Plan:
+def adopted(
+    motion: Motion, given: Given, plan: Plan, asked: Asked, there: Mapping[str, Any]
+) -> Plan:
     """A plan made beforehand, changed by the arguments given beside it; refused if it was made for
-    another prior, another metric or other dynamics, which are the sampler's own."""
+    another prior, another metric or other dynamics, which are the sampler's own. ``there``: the
+    configuration of a checkpoint. If it is of this plan, its current phase is extended to the steps
+    asked for."""
     ours = _named(motion, given, asked)
     chosen = plan.prior_scale is not None
     if chosen != given.scale_open or (given.auto and plan.step_size is None):
@@ -117,7 +125,13 @@ def adopted(motion: Motion, given: Given, plan: Plan, asked: Asked) -> Plan:
                 f"the plan belongs to another sampler: {name} is {theirs} there, {here} here. "
                 "Give a plan returned by this sampler's plan(data)"
             )
-    return _with(plan, _with_loaders_batch(motion, asked))
+    asked = _with_loaders_batch(motion, asked)
+    same = _with(plan, replace(asked, steps=None))
+    if asked.steps is not None and Plan.from_config(there) == same:
+        phase, steps = int(there.get("phase", 0)), int(there["steps"])
+        if asked.steps >= steps:
+            return same if asked.steps == steps else same.longer(phase, asked.steps)
+    return _with(plan, asked)
 
 
 def is_of(plan: Plan, given: Given) -> bool:
@@ -144,7 +158,7 @@ def resumed(
     start = plan.start if given.start_open else motion.start
     same = replace(
         plan, start=start, calibrate=given.calibrate, until=asked.until, keep=asked.keep,
-        exchange=asked.exchange,
+        exchange=asked.exchange, execution=str(motion.compile),
     )  # fmt: skip
     return _with(same, asked)
 

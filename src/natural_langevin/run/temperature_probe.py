@@ -55,8 +55,16 @@ def at_end_of(posterior: Posterior, state: State) -> State:
 
 
 def required(engine: Engine, state: State, steps: int, processes: Processes) -> kinetic.Kinetic:
-    """The kinetic temperature of ``steps`` steps from ``state``; an error if no chain runs."""
+    """The kinetic temperature of ``steps`` steps from ``state``; an error if no chain runs, or if
+    its dynamics have none."""
     found = summary(state, measure(engine, state, steps), processes)
+    integrator = engine.dynamics.integrator
+    if found is None and integrator.innovation(state, state) is None:
+        raise ValueError(
+            f"a step of {integrator!r} has no noise and drift to compare (see "
+            "Integrator.innovation): posterior.diagnose(x, data=...) has the temperature of the "
+            "samples instead"
+        )
     if found is None:
         raise DivergenceError("no chain is running: there is no step to measure")
     return found

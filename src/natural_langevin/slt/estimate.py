@@ -64,9 +64,18 @@ class LearningCoefficient:
 
     @property
     def _enough(self) -> int:
-        """Steps for an R-hat of ``RHAT``: R-hat^2 - 1 falls as 1 / steps; ten times at most."""
-        more = min(10.0, (self.rhat**2 - 1) / (RHAT**2 - 1))
+        """Steps for an R-hat of ``RHAT``: R-hat^2 - 1 falls as 1 / steps; two to ten times."""
+        more = min(10.0, max(2.0, (self.rhat**2 - 1) / (RHAT**2 - 1)))
         return int(float(f"{more * self.posterior.config['steps']:.2g}"))
+
+    @property
+    def _more(self) -> str:
+        """What brings the error to ``NOISY``: steps help where draws are correlated alone."""
+        at_best = float(self.trace.std()) / math.sqrt(self.trace.numel())
+        if at_best <= NOISY * abs(self.value):
+            return "more steps"
+        draws = self.trace.shape[1] * (self.error / (NOISY * self.value)) ** 2
+        return f"draws={int(float(f'{draws:.2g}'))} or more"
 
     @property
     def warnings(self) -> list[str]:
@@ -88,13 +97,14 @@ class LearningCoefficient:
                 'not a local minimum. Train it further, or use baseline="minimum".'
             )
         if self.trace.shape[1] < 4 or not math.isfinite(self.error):
-            found.append("Too few draws to estimate the error: use more steps.")
+            found.append("Too few draws to estimate the error: use more draws and steps.")
             return found
         if self.rhat > RHAT:
+            inexact = not str(self.posterior.config.get("dynamics")).startswith("Adjusted")
             exact = " On so few weights dynamics.Adjusted() is an exact reference."
             found.append(
                 f"Chains have not mixed: R-hat {self.rhat:.2f}. Use steps={self._enough} or more."
-                + (exact if self.weights <= SMALL else "")
+                + (exact if inexact and self.weights <= SMALL else "")
             )
         elif "no steps are left" in (ended := str(self.posterior.config.get("ended"))):
             found.append(
@@ -103,7 +113,7 @@ class LearningCoefficient:
             )
         if self.error > NOISY * size and self.value > 2 * self.error:
             found.append(
-                f"Noisy: the error is {self.error / size:.0%} of the value. Use more steps."
+                f"Noisy: the error is {self.error / size:.0%} of the value. Use {self._more}."
             )
         if self.minibatch_bias > HOT * size:
             found.append(

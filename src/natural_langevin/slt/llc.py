@@ -60,6 +60,12 @@ DRAWS = 64
 SETTINGS = Settings(metric=Metric(every=4), end=replace(Settings().end, growth=9))
 #: The friction of the second run in units of the first's.
 COOLER = 4.0
+#: Options of ``Langevin`` that are no option of what is estimated, and why.
+FIXED = {
+    "temperature": "the target is at temperature 1; give a power of the likelihood",
+    "likelihood_power": "give power=, or powers= of a marginal likelihood",
+    "chains": "every power has as many as repeats=",
+}
 #: Steps of the descent that ``baseline="minimum"`` takes, and its step size in the metric.
 DESCENT_STEPS, DESCENT_STEP = 500, 0.05
 
@@ -154,6 +160,9 @@ def by_recipe(
     """Options of ``Langevin`` whose step size, if given, keeps the recipe's dynamics, and the
     burn-in. Other dynamics have a third of the steps as burn-in, and need a step size: held-out
     rows would choose it, and at a power of the likelihood they are best predicted at the start."""
+    for name, why in FIXED.items():
+        if name in options:
+            raise TypeError(f"{name}= cannot be given here: {why}")
     found: dict[str, Any] = {"mean_rate": None, "recipe": SETTINGS} | options
     dynamics, size = found.get("dynamics"), found.get("step_size", "auto")
     if dynamics is None and found["recipe"] != "paper":
@@ -199,6 +208,8 @@ def run(
     its length is open and they heat little."""
     if draws < 1:
         raise ValueError(f"draws must be positive, got {draws!r}")
+    if isinstance(power, Tensor) or not (power is None or 0 < power < math.inf):
+        raise ValueError(f"power must be one number above 0, got {power!r}")
     count = rows_of(data, options.get("num_data"))
     if power is None:
         power = 1 / math.log(max(count, 3.0))
@@ -209,7 +220,7 @@ def run(
     sampler = starting_at(init=init)
     plan = usual = None
     if batch_size is None and not isinstance(data, DataLoader):
-        batch_size = usual_batch(int(count))
+        batch_size = usual_batch(int(rows_of(data, None)))
         if few and steps is seconds is burn_in is None:
             usual = sampler.plan(data, batch_size=batch_size, keep=draws)
             plan = with_fewest_rows(usual, sampler.problem.weights, count)

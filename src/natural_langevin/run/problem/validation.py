@@ -16,6 +16,7 @@ from natural_langevin import schedules
 from natural_langevin._internal import whole_numbers
 from natural_langevin.dynamics import Integrator, LangevinDynamics, Overdamped
 from natural_langevin.likelihoods import Likelihood
+from natural_langevin.posterior.plan import STARTS
 from natural_langevin.preconditioners import Preconditioner
 from natural_langevin.priors import Prior
 
@@ -74,7 +75,7 @@ def check_arguments(
         "dynamics", dynamics, Integrator, "one of natural_langevin.dynamics",
         "give dynamics.Overdamped(), for example",
     )  # fmt: skip
-    if init not in ("auto", "model", "fan_in", "prior"):
+    if init not in STARTS:
         raise ValueError(
             f'init must be "auto", "model", "fan_in", "prior", a state dict, or a list of one per '
             f"chain, got {init!r}"

@@ -168,7 +168,7 @@ def from_frame(frame: Any, *, words: Collection[str] = ()) -> Table:
             columns[str(name)] = cells / pd.Timedelta(days=1)
         elif kind.is_numeric_dtype(cells) or _is_boolean(cells):
             columns[str(name)] = cells.astype(np.float64)
-        elif cells.map(lambda cell: hasattr(cell, "year")).any():
+        elif _is_of_dates(cells):
             columns[str(name)] = pd.to_datetime(cells, utc=True, errors="coerce")
         else:
             text = cells.astype(object)
@@ -188,6 +188,13 @@ def _is_boolean(cells: pd.Series) -> bool:
     known = cells.dropna()
     types = need_pandas().api.types
     return bool(types.is_bool_dtype(cells) or (len(known) and known.map(type).eq(bool).all()))
+
+
+def _is_of_dates(cells: pd.Series) -> bool:
+    """Whether all that is there are dates: one among words or numbers, as spreadsheets make of a
+    3-1, is a word."""
+    known = cells.dropna()
+    return bool(len(known) and known.map(lambda cell: hasattr(cell, "year")).all())
 
 
 def short(cell: str) -> str:

@@ -55,6 +55,8 @@ DATE = re.compile(
     r"|\d{4}[-/]\d{1,2}$|\d{1,2}/\d{4}$|[A-Za-z]{3,9} \d{4}$"
 )
 CLOCK = re.compile(r"([01]?\d|2[0-3]):[0-5]\d(:[0-5]\d)?")
+#: Microseconds: nanoseconds, in pandas, end in the year 2262.
+TIME = "datetime64[us, UTC]"
 #: Ways of writing dates that one column may mix.
 MOST_FORMS = 3
 DAYS = (
@@ -63,6 +65,8 @@ DAYS = (
     "%Y-%m", "%Y/%m", "%m/%Y", "%b %Y", "%B %Y",
 )  # fmt: skip
 TIMES = ("", " %H:%M", " %H:%M:%S", "T%H:%M:%S")
+#: Dates of these years, the ends of calendars, are written where there is none: 9999-12-31.
+NO_YEARS = (1, 9999)
 #: Cycles of a date, in days: their phases are inputs beside the day itself.
 CYCLES = {"year": 365.2425, "week": 7.0, "day": 1.0}
 
@@ -111,7 +115,7 @@ class Date:
 
     def read(self, cells: pd.Series) -> pd.Series:
         """Cells as dates; what is none is missing."""
-        return dates(cells, self.format)
+        return known_dates(cells, self.format)
 
 
 @dataclass(frozen=True)
@@ -319,10 +323,17 @@ def dates(cells: pd.Series, form: str) -> pd.Series:
     if pd.api.types.is_datetime64_any_dtype(cells):
         return cells
     if cells.dtype == np.float64:
-        return pd.Series(pd.NaT, index=cells.index, dtype="datetime64[ns, UTC]")
+        return pd.Series(pd.NaT, index=cells.index, dtype=TIME)
     levels = cells.cat.categories
     read = _times(pd.Series(levels, dtype=object), form)
-    return cells.map(dict(zip(levels, read, strict=True))).astype("datetime64[ns, UTC]")
+    return cells.map(dict(zip(levels, read, strict=True))).astype(TIME)
+
+
+def known_dates(cells: pd.Series, form: str) -> pd.Series:
+    """``dates``, and NaT where the end of a calendar stands for a missing one."""
+    found = dates(cells, form)
+    none = found.dt.year.isin(NO_YEARS)
+    return found.mask(none) if none.any() else found
 
 
 def words(cells: pd.Series) -> pd.Series:
@@ -347,7 +358,7 @@ def canonical(word: str) -> str:
 def _times(words: pd.Series, form: str) -> pd.Series:
     """By the first of the forms (``form`` has bars between them) that reads a word."""
     pd = need_pandas()
-    found = pd.Series(pd.NaT, index=words.index, dtype="datetime64[ns, UTC]")
+    found = pd.Series(pd.NaT, index=words.index, dtype=TIME)
     for one in form.split("|"):
         read = pd.to_datetime(words, format=one, errors="coerce", utc=True)
         found = found.fillna(read.astype(found.dtype))
@@ -384,7 +395,7 @@ def date_format(levels: pd.Index) -> tuple[str, float]:
 def phases(times: pd.Series) -> dict[str, pd.Series]:
     """The inputs that dates become, before they are standardised; days since 1970."""
     pd = need_pandas()
-    days = (times - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)
+    days = (times - pd.Timestamp(0, tz="UTC").as_unit("s")) / pd.Timedelta(days=1).as_unit("s")
     found = {"days": days.astype(np.float64)}
     for name, length in CYCLES.items():
         for form, function in (("cos", np.cos), ("sin", np.sin)):

@@ -182,8 +182,11 @@ class _Survey:
         return Number(name, *found, missing, decimal, unit, code)
 
     def _date(self, name: str, cells: pd.Series, form: str) -> Date | None:
-        times = columns.dates(cells, form)
+        times = columns.known_dates(cells, form)
         self._strange(name, cells, times, "date")
+        if times.isna().all():
+            self.say(name, "holds no date: left out")
+            return None
         parts = {}
         clock = not any(part in form for part in ("%Y", "%y", "%d", "ISO"))  # a time of day alone
         for key, values in columns.phases(times).items():

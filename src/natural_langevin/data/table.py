@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -30,11 +30,13 @@ WORDS = frozenset({"na", "n/a", "n.a.", "n.a", "null", "none", "missing"})
 @dataclass(frozen=True, eq=False)
 class Table:
     """Rows of ``frame``, whose index says where each stands: a ``unit`` of "line" in a file, "row"
-    in an array. Columns are float64, categories of text, or times; nothing is NaN (or NaT)."""
+    in an array. Columns are float64, categories of text, or times; nothing is NaN (or NaT).
+    ``categories``: columns that came as pandas' categories, numbers or not."""
 
     label: str
     frame: pd.DataFrame
     unit: str = "line"
+    categories: frozenset[str] = frozenset()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -50,7 +52,7 @@ class Table:
 
     def take(self, rows: Any) -> Table:
         """Some rows, in this order; their places are still those of the file."""
-        return Table(self.label, self.frame.iloc[rows], self.unit)
+        return replace(self, frame=self.frame.iloc[rows])
 
     def chunks(self, size: int) -> Iterator[Table]:
         """All rows, at most ``size`` at a time."""
@@ -180,7 +182,10 @@ def from_frame(frame: Any, *, words: Collection[str] = ()) -> Table:
         raise DataError(f"the table has two columns {twice!r}: rename one of them")
     rows = pd.RangeIndex(len(frame))
     found = pd.DataFrame({k: v.set_axis(rows) for k, v in columns.items()})
-    return Table("the table", found, "row")
+    named = frozenset(
+        str(name) for name, kind in frame.dtypes.items() if isinstance(kind, pd.CategoricalDtype)
+    )
+    return Table("the table", found, "row", named)
 
 
 def _is_boolean(cells: pd.Series) -> bool:

@@ -48,9 +48,10 @@ def fit_features(
     named: bool = True,
     at_least_one: bool = False,
 ) -> Features:
-    """From the training rows alone. ``categorical`` columns are categories even when numbers;
-    without names (``named=False``) no column is taken for an identifier. If no column is left, that
-    is an error or, with ``at_least_one``, the first column is used."""
+    """From the training rows alone. ``categorical`` columns, and those that came as pandas'
+    categories, are categories even when numbers; without names (``named=False``) no column is taken
+    for an identifier. If no column is left, that is an error or, with ``at_least_one``, the first
+    column is used."""
     for name in sorted(categorical - set(table.names)):
         raise DataError(
             f"{table.label} has no column {name!r} to take as a category"
@@ -60,7 +61,7 @@ def fit_features(
     parts: list[Column] = []
     for name in table.names:
         if name not in targets:
-            part = survey.column(name, as_category=name in categorical)
+            part = survey.column(name, as_category=name in categorical | table.categories)
             parts += [] if part is None else [part]
     if not parts and at_least_one:
         parts.append(Number(table.names[0], 0.0, 1.0))

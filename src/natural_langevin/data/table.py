@@ -82,16 +82,22 @@ def need_pandas() -> Any:
     return pandas
 
 
+#: Any whole number of so many digits is a float64 of its own.
+DIGITS = 15
+#: Minus signs of typesetters, in front of a number.
+MINUS = re.compile(r"^\s*[\u2212\u2013](?=[\s\d.,$€£])")
 #: Cells one below the other, of which one is a whole number behind a zero: a code, as 007 is one.
 #: 01 may be a month.
 LEADING_ZERO = re.compile(r"\n\s*0\d\d+\s*\n")
+LONG = re.compile(rf"\n\s*\d{{{DIGITS + 1},}}\s*\n")
 #: 350.000 is a number of thousands where commas are decimal.
 THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(?:\.\d{3})+|[+-]?\d+|")
 
 
 def compact(cells: pd.Series, *, points: bool = False, classes: bool = False) -> pd.Series:
     """Text as it stands in a file: numbers where every cell is a plain number or missing, else
-    categories, which hold every word once; so do whole numbers of which some have leading zeros.
+    categories, which hold every word once; so do whole numbers of which some have leading zeros or
+    more digits than a float64 holds.
     ``points``: a point may separate thousands, so that cells which can be read in both ways stay
     text. ``classes``: among words those of WORDS are cells as well.
 
@@ -99,6 +105,8 @@ def compact(cells: pd.Series, *, points: bool = False, classes: bool = False) ->
     [1.0, nan, 2.5]
     """
     pd = need_pandas()
+    if cells.str.contains("[\u2212\u2013]").any():
+        cells = cells.str.replace(MINUS, "-", regex=True)
     plain = _plain_numbers(cells.to_list())
     if plain is not None and points and (plain != np.round(plain)).any():
         points = all(map(THOUSANDS.fullmatch, map(str.strip, cells)))
@@ -123,7 +131,8 @@ def compact(cells: pd.Series, *, points: bool = False, classes: bool = False) ->
 
 def _are_codes(values: NDArray[Any], cells: pd.Series) -> bool:
     whole = len(values) > 0 and bool((values == np.round(values)).all())
-    return whole and LEADING_ZERO.search("\n\n".join(["", *cells, ""])) is not None
+    written = "\n\n".join(["", *cells, ""])
+    return whole and bool(LEADING_ZERO.search(written) or LONG.search(written))
 
 
 def _plain_numbers(cells: list[str]) -> NDArray[np.float64] | None:
@@ -168,7 +177,7 @@ def from_frame(frame: Any, *, words: Collection[str] = ()) -> Table:
             columns[str(name)] = pd.to_datetime(cells, utc=True)
         elif kind.is_timedelta64_dtype(cells):
             columns[str(name)] = cells / pd.Timedelta(days=1)
-        elif kind.is_numeric_dtype(cells) or _is_boolean(cells):
+        elif (kind.is_numeric_dtype(cells) or _is_boolean(cells)) and not _are_long(cells):
             columns[str(name)] = cells.astype(np.float64)
         elif _is_of_dates(cells):
             columns[str(name)] = pd.to_datetime(cells, utc=True, errors="coerce")
@@ -193,6 +202,12 @@ def _is_boolean(cells: pd.Series) -> bool:
     known = cells.dropna()
     types = need_pandas().api.types
     return bool(types.is_bool_dtype(cells) or (len(known) and known.map(type).eq(bool).all()))
+
+
+def _are_long(cells: pd.Series) -> bool:
+    """Whether they are whole numbers of which some have more digits than a float64 holds."""
+    whole = need_pandas().api.types.is_integer_dtype(cells)
+    return bool(whole and (cells.dropna().abs() >= 10**DIGITS).any())
 
 
 def _is_of_dates(cells: pd.Series) -> bool:

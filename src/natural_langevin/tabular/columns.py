@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from natural_langevin.data.table import need_pandas
+from natural_langevin.data.table import DIGITS, need_pandas
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,30 +31,38 @@ ALL_DIFFERENT = 6
 ID = re.compile(
     r"(?i)(^|[\W_])(id|idx|index|uuid|guid|key|n[or]\.?|number|rownames?|unnamed.*)$|[a-z](Id|ID)$"
 )
-SPACES = " \u00a0\u202f'"
-#: Whole numbers with separated thousands, then a decimal part; by which sign is decimal. None
-#: begins with a zero: 0,126 and 0.126 have decimals.
+SPACES = " \u00a0\u2009\u202f\u2019'"
+#: Whole numbers with separated thousands (in India 12,34,567), then a decimal part; by which sign
+#: is decimal. None begins with a zero: 0,126 and 0.126 have decimals.
 GROUPED = {
-    ".": re.compile(rf"[+-]?[1-9]\d{{0,2}}(?:[{SPACES},]\d{{3}})+(?:\.\d*)?"),
+    ".": re.compile(
+        rf"[+-]?(?:[1-9]\d{{0,2}}(?:[{SPACES},]\d{{3}})+|[1-9]\d?(?:,\d\d)+,\d{{3}})(?:\.\d*)?"
+    ),
     ",": re.compile(rf"[+-]?[1-9]\d{{0,2}}(?:[{SPACES}.]\d{{3}})+(?:,\d*)?"),
 }
-PLAIN = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+WITHOUT_EXPONENT = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)")
+PLAIN = re.compile(rf"(?:{WITHOUT_EXPONENT.pattern})(?:[eE][+-]?\d+)?")
 CURRENCY = (
-    r"[$€£¥]|(?<![A-Za-z])(?:EUR|USD|GBP|CHF|JPY|CNY|INR|CAD|AUD|SEK|NOK|DKK|PLN|CZK)(?![A-Za-z])"
+    r"(?:(?<![A-Za-z])[A-Z]{1,2})?[$£¥฿₠-⃀]"  # R$, US$
+    r"|(?<![A-Za-z])(?:Rs\.?|[Kk]r\.?|EUR|USD|GBP|CHF|JPY|CNY|INR|CAD|AUD|NZD|SEK|NOK|DKK|PLN|CZK"
+    r"|HUF|RON|RUB|TRY|ILS|ZAR|BRL|MXN|KRW|TWD|HKD|SGD|THB|IDR)(?![A-Za-z])"
 )
 AFFIX = re.compile(rf"^(?:[{SPACES}]|{CURRENCY})+|(?:[{SPACES}%]|{CURRENCY})+$")
-UNIT = re.compile(rf"[+-]?\d[\d.,{SPACES}]*?[{SPACES}]?([^\W\d_][^\d,.;:/%-]{{0,11}})")
+UNIT = re.compile(
+    rf"[+-]?\d[\d.,{SPACES}]*?[{SPACES}]?((?:[°‰]|[^\W\d_])[^\d,.;:%-]{{0,11}}[23]?)"  # km/h, m2
+)
 #: Numbers that people write for "missing"; 999 and the like may be prices.
 CODES = (-9.0, -99.0, -999.0, -9999.0, -99999.0)
 #: In front of a number that was beyond what can be measured.
 LIMIT = re.compile(rf"^[<>≤≥][=]?[{SPACES}]*(?=[\d.,$€£])")
-NEGATIVE = re.compile(r"\([^-+()]+\)")
+NEGATIVE = re.compile(r"\(([^-+()]+)\)|(\d[^-+()]*[.,]\d+)-")
 SIGN = re.compile(rf"^([+-])(?:[{SPACES}]|{CURRENCY})+")
 DATE = re.compile(
     r"\d{1,4}[-/. ]\w{1,9}[-/., ]+\d{1,4}|[A-Za-z]{3,9} \d{1,2},? \d{4}"
     r"|\d{4}[-/]\d{1,2}$|\d{1,2}/\d{4}$|[A-Za-z]{3,9} \d{4}$"
 )
-CLOCK = re.compile(r"([01]?\d|2[0-3]):[0-5]\d(:[0-5]\d)?")
+CLOCK = re.compile(r"([01]?\d|2[0-3]):[0-5]\d(:[0-5]\d)?( ?[AaPp][Mm])?")
+CLOCKS = ("%H:%M", "%H:%M:%S", "%I:%M %p", "%I:%M:%S %p", "%I:%M%p")
 #: Microseconds: nanoseconds, in pandas, end in the year 2262.
 TIME = "datetime64[us, UTC]"
 #: Ways of writing dates that one column may mix.
@@ -62,9 +70,10 @@ MOST_FORMS = 3
 DAYS = (
     "%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%d.%m.%y",
     "%m/%d/%y", "%d/%m/%y", "%d %b %Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y",
+    "%Y.%m.%d", "%m-%d-%Y", "%d-%b-%Y", "%d-%b-%y",
     "%Y-%m", "%Y/%m", "%m/%Y", "%b %Y", "%B %Y",
 )  # fmt: skip
-TIMES = ("", " %H:%M", " %H:%M:%S", "T%H:%M:%S")
+TIMES = ("", " %H:%M", " %H:%M:%S", "T%H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 #: Dates of these years, the ends of calendars, are written where there is none: 9999-12-31.
 NO_YEARS = (1, 9999)
 #: Cycles of a date, in days: their phases are inputs beside the day itself.
@@ -180,10 +189,12 @@ def parse_number(cell: str, decimal: str = ".") -> float:
     (1234.5, 1234.5, 12.0)
     >>> parse_number("-$5"), parse_number("(12 EUR)"), parse_number("<0.05"), parse_number("Rome")
     (-5.0, -12.0, 0.05, nan)
+    >>> parse_number("R$ 5"), parse_number("12,34,567"), parse_number("1.234,50-", ",")
+    (5.0, 1234567.0, -1234.5)
     """
     text = SIGN.sub(r"\1", AFFIX.sub("", LIMIT.sub("", cell)))
-    if NEGATIVE.fullmatch(text):  # as accountants write it
-        return -parse_number(text[1:-1], decimal)
+    if match := NEGATIVE.fullmatch(text):  # as accountants write it
+        return -parse_number(match[1] or match[2], decimal)
     if GROUPED[decimal].fullmatch(text):
         text = re.sub(rf"[{SPACES}{',' if decimal == '.' else '.'}]", "", text)
     elif decimal == "," and "." in text:
@@ -206,13 +217,26 @@ def common_unit(levels: Iterable[str]) -> str:
 
 
 def codes(levels: Iterable[str]) -> list[str]:
-    """Those with leading zeros, where all are digits: no quantities, unless these are padded.
+    """Those with leading zeros, where all are digits: no quantities, unless these are padded. So
+    are those with so many digits that some are the same float64.
 
     >>> codes(["012", "007", "340"]), codes(["007", "1.5"]), codes(["01", "12"])
     (['012', '007'], [], [])
+    >>> codes(["120201234567890123", "120201234567890124"])[:1], codes(["120201234567890123"])
+    (['120201234567890123'], [])
     """
-    digits = all(map(re.compile(r"\d+").fullmatch, levels))
-    return [level for level in levels if digits and re.match(r"0\d\d", level)]
+    levels = list(levels)
+    if not all(map(re.compile(r"\d+").fullmatch, levels)):
+        return []
+    long = [level for level in levels if len(level) > DIGITS]
+    if len(set(map(float, long))) < len(long):
+        return long
+    return [level for level in levels if re.match(r"0\d\d", level)]
+
+
+def why_codes(found: list[str]) -> str:
+    """What makes codes of these, in words."""
+    return "with leading zeros" if found[0][0] == "0" else f"of more than {DIGITS} digits"
 
 
 def only_limits(levels: Iterable[str], unit: str = "") -> bool:
@@ -296,6 +320,8 @@ def notation(cells: pd.Series, values: pd.Series, decimal: str, unit: str = "") 
         found.append(said)
     for level in [level for level in levels if "(" in level][:1]:
         found.append(f"parentheses are read as a minus {example(level)}")
+    for level in [level for level in levels if re.search(r"\d-", level)][:1]:
+        found.append(f"a minus behind a number is read as one in front {example(level)}")
     for level in [level for level in levels if LIMIT.match(level)][:1]:
         found.append(f"beyond a limit is read as the limit {example(level)}")
     for level in [level for level in levels if unit and level.endswith(unit)][:1]:
@@ -348,11 +374,13 @@ def words(cells: pd.Series) -> pd.Series:
 
 
 def canonical(word: str) -> str:
+    """One spelling of a number; a code is none (1E2), nor is what float64 would round.
+
+    >>> canonical("01"), canonical("1.50"), canonical("setosa"), canonical("1E2")
+    ('1', '1.5', 'setosa', '1E2')
     """
-    >>> canonical("01"), canonical("1.50"), canonical("setosa")
-    ('1', '1.5', 'setosa')
-    """
-    return f"{float(word):.15g}" if PLAIN.fullmatch(word) else word
+    exact = word.isdecimal() and len(word) > DIGITS
+    return f"{float(word):.15g}" if WITHOUT_EXPONENT.fullmatch(word) and not exact else word
 
 
 def _times(words: pd.Series, form: str) -> pd.Series:
@@ -371,7 +399,7 @@ def date_format(levels: pd.Index) -> tuple[str, float]:
     pd = need_pandas()
     some = pd.Series(levels[:: max(1, len(levels) // 500)], dtype=object)
     if len(some) and some.str.fullmatch(CLOCK).mean() >= MOST:
-        offered = ["%H:%M", "%H:%M:%S"]
+        offered = list(CLOCKS)
     elif len(some) and some.str.match(DATE).mean() >= MOST:
         offered = [*(day + time for time in TIMES for day in DAYS), "ISO8601"]
     else:

@@ -4,6 +4,7 @@ before anything is refused or learned."""
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -100,7 +101,7 @@ class _Survey:
             return self._date(name, cells, "ISO8601")
         levels = cells.cat.categories
         if coded := columns.codes(levels):
-            return self._code(name, cells, short(coded[0]))
+            return self._code(name, cells, coded)
         rows = cells.notna().sum()
         unit = columns.common_unit(levels)
         decimal = self._decimal(cells, unit)
@@ -116,10 +117,10 @@ class _Survey:
             return self._number(name, cells, decimal, unit)
         return self._category(name, cells)
 
-    def _code(self, name: str, cells: pd.Series, shown: str) -> Column | None:
-        """Digits with leading zeros: categories, where they are not too many."""
+    def _code(self, name: str, cells: pd.Series, coded: list[str]) -> Column | None:
+        """Digits with leading zeros, or very many: categories, where they are not too many."""
         count = cells.nunique()
-        what = f"whole numbers with leading zeros, such as {shown}, are codes"
+        what = f"whole numbers {columns.why_codes(coded)}, such as {short(coded[0])}, are codes"
         if count <= MOST_LEVELS:
             self.say(name, f"{what}: taken as categories")
             return self._category(name, cells)
@@ -203,8 +204,9 @@ class _Survey:
         how = f" (read as {form.replace('|', ' or ')})" if cells.dtype == "category" else ""
         what = f"times{how}: they" if clock else f"dates{how}: their day"
         self.say(name, f"{what}, and their place in {_cycles(parts)}, are inputs")
-        if "%d/%m" in form and not _day_first(cells, form):
-            self.say(name, "31/12 and 12/31 cannot be distinguished here: the day is read first")
+        if (sign := re.search("%d([/-])%m", form)) and not _day_first(cells, form):
+            both = f"31{sign[1]}12 and 12{sign[1]}31"
+            self.say(name, f"{both} cannot be distinguished here: the day is read first")
         return Date(name, form, parts, self._missing(name, times))
 
     def _category(self, name: str, cells: pd.Series) -> Category | None:
@@ -305,5 +307,5 @@ def _cycles(parts: dict[str, tuple[float, float]]) -> str:
 
 def _day_first(cells: pd.Series, form: str) -> bool:
     """Whether some cell can only be read with the day in front."""
-    other = form.replace("%d/%m", "%m/%d")
+    other = re.sub("%d([/-])%m", r"%m\1%d", form)
     return bool(columns.dates(cells, other).isna().sum() > columns.dates(cells, form).isna().sum())

@@ -293,6 +293,21 @@ def test_booleans_with_gaps_are_the_same_inputs_as_without():
     assert encoded.notes == ["", "'b' is missing", "", ""]
 
 
+@pytest.mark.parametrize("text", ["True False", "TRUE FALSE", "true false"])
+def test_truth_is_the_same_from_a_frame_and_from_a_file(text):
+    """Whichever of them was learned from: the other's was missing, or a word never seen."""
+    yes, no = text.split()
+    file = table(f"b,n\n{yes},0\n{no},1\n,2\n{yes},3\n")
+    frame = from_frame(pd.DataFrame({"b": [True, False, None, True], "n": range(4)}))
+    for learned, new in ((file, frame), (frame, file), (table("b,n\nTrue,0\nFalse,1\n"), file)):
+        features = fit_features(learned)
+        own = features.encode(new)
+        assert own.notes[0] == own.notes[1] == ""
+        assert not own.strange
+        if learned is not new and len(learned) == len(new):
+            assert own.x.equal(features.encode(learned).x)
+
+
 @pytest.mark.parametrize("scale", [1e-300, 1e-30, 1.0, 1e30, 1e300])
 def test_standardisation_neither_overflows_nor_vanishes(scale):
     usual = np.random.default_rng(0).normal(3.0, 2.0, size=50)

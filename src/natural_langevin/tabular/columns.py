@@ -53,6 +53,8 @@ UNIT = re.compile(
 )
 #: Numbers that people write for "missing"; 999 and the like may be prices.
 CODES = (-9.0, -99.0, -999.0, -9999.0, -99999.0)
+#: Where no other words are: a frame has 1 and 0, a file True, TRUE or true.
+TRUTH = {"false": 0.0, "true": 1.0}
 #: In front of a number that was beyond what can be measured.
 LIMIT = re.compile(rf"^[<>≤≥][=]?[{SPACES}]*(?=[\d.,$€£])")
 NEGATIVE = re.compile(r"\(([^-+()]+)\)|(\d[^-+()]*[.,]\d+)-")
@@ -102,7 +104,7 @@ class Number:
 
     def read(self, cells: pd.Series) -> pd.Series:
         """Finite numbers, NaN where there is none."""
-        found = numbers(cells, self.decimal, self.unit)
+        found = numbers(truths(cells), self.decimal, self.unit)
         return found if self.code is None else found.mask(found == self.code)
 
 
@@ -142,7 +144,8 @@ class Category:
 
     def read(self, cells: pd.Series) -> pd.Series:
         """One of the levels, OTHER or MISSING_LEVEL in every row."""
-        found = words(cells)
+        own = {str(int(TRUTH[w.lower()])): w for w in self.levels if w.lower() in TRUTH}
+        found = words(truths(cells)).replace(own) if len(own) == len(TRUTH) else words(cells)
         return found.where(found.isin(self.levels) | (found == MISSING_LEVEL), OTHER)
 
 
@@ -341,6 +344,13 @@ def numbers(cells: pd.Series, decimal: str = ".", unit: str = "") -> pd.Series:
         return parse_number(level.removesuffix(unit), decimal)
 
     return _by_level(cells, read).astype(np.float64)
+
+
+def truths(cells: pd.Series) -> pd.Series:
+    """True and false as 1 and 0, where there are no other words; else the cells as they are."""
+    if cells.dtype != "category" or not {w.lower() for w in cells.cat.categories} <= set(TRUTH):
+        return cells
+    return _by_level(cells, lambda word: TRUTH[word.lower()]).astype(np.float64)
 
 
 def dates(cells: pd.Series, form: str) -> pd.Series:

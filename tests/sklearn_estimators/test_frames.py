@@ -182,3 +182,14 @@ def test_numbers_that_came_as_categories_are_categories():
     assert model.features_.parts[0].levels == ("0", "1", "2", "3")
     new = pd.DataFrame({"shop": [0, 1, 2, 3]})
     np.testing.assert_allclose(model.predict(new), level, atol=0.5)
+
+
+def test_weights_of_a_survey_repeat_no_more_rows_than_a_fit_does(frame, recwarn):
+    """Whole weights of a million each made tables of as many rows, and weights of a pandas column
+    a warning that they could not be written."""
+    whole = pd.Series(1e6 + np.arange(COUNT), index=frame.index)
+    y = np.arange(float(COUNT))
+    large = NaturalLangevinRegressor(**TINY).fit(frame, y, sample_weight=whole)
+    exact = NaturalLangevinRegressor(**TINY).fit(frame, y, sample_weight=whole + 0.5)
+    assert large.features_ == exact.features_
+    assert not recwarn.list

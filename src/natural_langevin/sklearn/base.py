@@ -34,7 +34,7 @@ from natural_langevin.tabular.explain import (
 from natural_langevin.tabular.features import Features
 from natural_langevin.tabular.learned import CHUNK, Learned
 from natural_langevin.tabular.predictive import Predictive
-from natural_langevin.tabular.recipe import learn
+from natural_langevin.tabular.recipe import MOST_REPEATED, learn
 from natural_langevin.tabular.settings import SettingError, Settings
 from natural_langevin.tabular.survey import fit_features
 
@@ -239,7 +239,9 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
             table = self._numbers(X)
         if sample_weight is None:
             return table, y, None
-        weight = _check_sample_weight(sample_weight, table.frame, ensure_non_negative=True)
+        weight = _check_sample_weight(
+            sample_weight, table.frame, ensure_non_negative=True, copy=True
+        )
         return table, y, weight
 
     def _table(self, X: Any) -> Table:
@@ -321,10 +323,10 @@ def _check_targets(y: Any, *, numeric: bool) -> None:
 
 def _weighted(table: Table, weight: Array | None) -> Table:
     """The rows that statistics are computed from: with integer weights, each repeated that
-    often."""
+    often, as long as a fit would repeat them."""
     if weight is None:
         return table
-    whole = bool((weight == np.round(weight)).all())
+    whole = bool((weight == np.round(weight)).all()) and weight.sum() <= MOST_REPEATED
     return table.take(np.repeat(np.arange(len(table)), weight.astype(int) if whole else weight > 0))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -60,6 +61,8 @@ def fit_features(
         )
     survey = _Survey(table, decimal_comma, standardise, named)
     parts: list[Column] = []
+    for name in targets:
+        survey.target(name)
     for name in table.names:
         if name not in targets:
             part = survey.column(name, as_category=name in categorical | table.categories)
@@ -81,12 +84,23 @@ class _Survey:
         self.table, self.standardise, self.named = table, standardise, named
         self.notices: list[str] = []
         self._known: dict[bytes, str] = {}
+        self._targets: dict[bytes, str] = {}
         #: For columns that say nothing themselves: 1,234.
         self.comma = decimal_comma or columns.comma_of_others(table.frame)
         self.forced = decimal_comma
 
     def say(self, name: str, what: str) -> None:
         self.notices.append(f"{name}: {what}")
+
+    def target(self, name: str) -> None:
+        """A copy of it under another name is told, as words or as numbers."""
+        cells = self.table.frame[name]
+        self._targets[_digest(columns.words(cells))] = name
+        if cells.dtype == "category":
+            unit = columns.common_unit(cells.cat.categories)
+            cells = columns.numbers(cells, self._decimal(cells, unit), unit)
+        if cells.dtype == np.float64 and cells.notna().any():
+            self._targets[_digest(cells)] = name
 
     def column(self, name: str, *, as_category: bool) -> Column | None:
         cells = self.table.frame[name]
@@ -283,17 +297,25 @@ class _Survey:
             )
 
     def _copy(self, name: str, values: pd.Series) -> bool:
-        if values.dtype == np.float64:  # zero has two signs, and NaN many
-            numbers = np.nan_to_num(values.to_numpy() + 0.0, nan=np.inf)
-            digest = hashlib.sha256(numbers.tobytes()).digest()
-        else:
-            from pandas.util import hash_pandas_object
-
-            digest = hash_pandas_object(values, index=False).to_numpy().tobytes()
+        digest = _digest(values)
+        if self._targets.pop(digest, None):
+            self.say(
+                name, f"the same as the target in every row: if new rows lack it, leave it out "
+                f"(--drop {shlex.quote(name)})"
+            )  # fmt: skip
         other = self._known.setdefault(digest, name)
         if other != name:
             self.say(name, f"the same as {other!r} in every row: left out")
         return other != name
+
+
+def _digest(values: pd.Series) -> bytes:
+    if values.dtype == np.float64:  # zero has two signs, and NaN many
+        numbers = np.nan_to_num(values.to_numpy() + 0.0, nan=np.inf)
+        return hashlib.sha256(numbers.tobytes()).digest()
+    from pandas.util import hash_pandas_object
+
+    return bytes(hash_pandas_object(values, index=False).to_numpy().tobytes())
 
 
 def _cells(count: int, of: int) -> str:

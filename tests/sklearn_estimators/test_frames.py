@@ -193,3 +193,12 @@ def test_weights_of_a_survey_repeat_no_more_rows_than_a_fit_does(frame, recwarn)
     exact = NaturalLangevinRegressor(**TINY).fit(frame, y, sample_weight=whole + 0.5)
     assert large.features_ == exact.features_
     assert not recwarn.list
+
+
+def test_a_frame_after_an_array_is_read_by_its_places(frame):
+    """As scikit-learn's estimators do, with their warning; there were no columns x0, x1."""
+    x = frame[["a", "gap"]]
+    model = NaturalLangevinRegressor(**TINY).fit(x.to_numpy(), np.arange(float(COUNT)))
+    with pytest.warns(UserWarning, match="X has feature names, but"):
+        found = model.predict(x)
+    assert (found == model.predict(x.to_numpy())).all()

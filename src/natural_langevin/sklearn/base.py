@@ -143,6 +143,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
     #: What ``task`` may be; the first is "auto".
     _tasks: tuple[str, ...] = ()
     _target_names: list[Any] = []  # noqa: RUF012 - of estimators that are not fitted
+    _of_arrays = False  # which have no names of columns
 
     def _learn(
         self, table: Table, y: Tensor, weight: Array | None, *, classes: int = 0, task: str = ""
@@ -217,7 +218,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         self, X: Any, y: Any, sample_weight: Any, **options: Any
     ) -> tuple[Table, Any, Array | None]:
         """The table, the targets and the weights of the rows, as scikit-learn checks them."""
-        self._target_names = name_of(y)
+        self._target_names, self._of_arrays = name_of(y), not is_frame(X)
         if is_frame(X):
             table = from_frame(X)
             validate_data(self, table.frame, skip_check_array=True)
@@ -247,7 +248,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
     def _table(self, X: Any) -> Table:
         """New rows, as scikit-learn checks them."""
         check_is_fitted(self, "learned_")
-        if is_frame(X):
+        if is_frame(X) and not self._of_arrays:
             return from_frame(X)
         with _frames_take_words():
             X = validate_data(

@@ -10,6 +10,8 @@ import pytest
 from natural_langevin.data import DataError, frame_files
 from natural_langevin.data.csv_file import CsvFile
 from natural_langevin.data.tables import open_source, read_training
+from natural_langevin.tabular.columns import Category
+from natural_langevin.tabular.survey import fit_features
 
 TEXT = """area,town,code,day,state,price
 31,Rome,007,2024-03-01,none,1.5
@@ -105,3 +107,18 @@ def test_the_first_of_several_sheets_is_read_and_named(tmp_path):
     pd.DataFrame({"area": []}).to_excel(tmp_path / "c.xlsx", index=False)
     with pytest.raises(DataError, match=r"c.xlsx holds no rows"):
         frame_files.read(str(tmp_path / "c.xlsx"))
+
+
+def test_a_named_index_is_a_column_and_categories_stay_categories(tmp_path):
+    """As ``frame.set_index("day").to_parquet`` and pandas' category type write them."""
+    pytest.importorskip("pyarrow")
+    days = pd.date_range("2024-01-01", periods=40, name="day")
+    shops = pd.Series(["7", "11", "9", "7"] * 10, index=days, dtype="category")
+    frame = pd.DataFrame({"shop": shops, "price": np.arange(40.0)}, index=days)
+    frame.to_parquet(tmp_path / "a.parquet")
+    table = read_training(str(tmp_path / "a.parquet"), target="price").table
+    assert table.names == ("day", "shop", "price")
+    features = fit_features(table.take(range(20)), targets=("price",))
+    assert features.parts[1] == Category("shop", ("11", "7", "9"))
+    frame.reset_index(drop=True).to_parquet(tmp_path / "b.parquet")
+    assert frame_files.read(str(tmp_path / "b.parquet"))[0].names == ("shop", "price")

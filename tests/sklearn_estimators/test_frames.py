@@ -169,3 +169,36 @@ def test_cells_that_training_never_saw_are_said_once_for_a_column(frame, caplog)
 def test_words_in_an_array_say_that_a_frame_takes_them(frame):
     with pytest.raises(ValueError, match=r"could not convert.*give X as a pandas frame"):
         NaturalLangevinClassifier(**TINY).fit(frame.to_numpy(), ["b", "a"] * (COUNT // 2))
+
+
+def test_numbers_that_came_as_categories_are_categories():
+    """As pandas' category type says; new rows may hold the same as plain numbers."""
+    rng = np.random.default_rng(0)
+    shop, level = rng.integers(0, 4, 120), np.array([3.0, -2.0, 5.0, 0.0])
+    X = pd.DataFrame({"shop": pd.Categorical(shop)})
+    y = level[shop] + 0.1 * rng.normal(size=120)
+    model = NaturalLangevinRegressor(hidden_layer_sizes=(), steps=200, folds=0, random_state=0)
+    model.fit(X, y)
+    assert model.features_.parts[0].levels == ("0", "1", "2", "3")
+    new = pd.DataFrame({"shop": [0, 1, 2, 3]})
+    np.testing.assert_allclose(model.predict(new), level, atol=0.5)
+
+
+def test_weights_of_a_survey_repeat_no_more_rows_than_a_fit_does(frame, recwarn):
+    """Whole weights of a million each made tables of as many rows, and weights of a pandas column
+    a warning that they could not be written."""
+    whole = pd.Series(1e6 + np.arange(COUNT), index=frame.index)
+    y = np.arange(float(COUNT))
+    large = NaturalLangevinRegressor(**TINY).fit(frame, y, sample_weight=whole)
+    exact = NaturalLangevinRegressor(**TINY).fit(frame, y, sample_weight=whole + 0.5)
+    assert large.features_ == exact.features_
+    assert not recwarn.list
+
+
+def test_a_frame_after_an_array_is_read_by_its_places(frame):
+    """As scikit-learn's estimators do, with their warning; there were no columns x0, x1."""
+    x = frame[["a", "gap"]]
+    model = NaturalLangevinRegressor(**TINY).fit(x.to_numpy(), np.arange(float(COUNT)))
+    with pytest.warns(UserWarning, match="X has feature names, but"):
+        found = model.predict(x)
+    assert (found == model.predict(x.to_numpy())).all()

@@ -112,6 +112,13 @@ def test_a_missing_column_is_refused_by_name():
         (["1,250 EUR", "-950 EUR"], [1250, -950], "EUR left out (1,250 EUR is 1250)"),
         (["-$5", "$7"], [-5, 7], "$ left out (-$5 is -5)"),
         (["1,234", "2,000"], [1234, 2000], "commas are read as thousands (1,234 is 1234)"),
+        (["12,34,567", "98,765"], [1234567, 98765], "thousands (12,34,567 is 1234567)"),
+        (["R$ 1.234,50", "R$ 7,00"], [1234.5, 7], "R$ left out (R$ 1.234,50 is 1234.5)"),
+        (["₹5", "Rs. 12"], [5, 12], "others differ"),
+        (["1.234,50-", "17,5"], [-1234.5, 17.5], "a minus behind a number is read as one in front"),
+        (["−1.5 °C", "2 °C"], [-1.5, 2], "°C left out"),
+        (["85 km/h", "120 km/h"], [85, 120], "km/h left out"),
+        (["1’234.5 m2", "20 m2"], [1234.5, 20], "m2 left out"),
         (["1,234", "-0,126"], [1.234, -0.126], "commas are read as decimals (1,234 is 1.234)"),
     ],
 )
@@ -121,6 +128,32 @@ def test_numbers_as_people_write_them(cells, values, notice):
     (part,) = features.parts
     assert part.read(table(text).frame["a"]).tolist() == values
     assert notice in said(features, "a")
+
+
+def test_a_minus_of_typesetters_is_a_minus():
+    """Half of the column, all that is below 0, was missing otherwise."""
+    cells = table("a;y\n−1.5;1\n–2;2\n3;A–3\n").frame
+    assert cells["a"].tolist() == [-1.5, -2, 3]
+    assert cells["y"].tolist() == ["1", "2", "A–3"]
+
+
+def test_long_numbers_and_codes_stay_apart():
+    """120201234567890123 and 120201234567890124 are the same float64, and 1E2 is no 100."""
+    shops = [120201234567890123, 120201234567890124]
+    text = "a;b;c;y\n" + "".join(
+        f"{shops[k % 2]};{['1E2', '100', 'A1'][k % 3]};{10**16 * k};{k}\n" for k in range(40)
+    )
+    features = fitted(text + ";A1;;40\n")
+    levels = tuple(map(str, shops))
+    assert features.parts[0] == Category("a", (*levels, "(missing)"))
+    assert features.parts[1] == Category("b", ("100", "1E2", "A1"))
+    assert isinstance(features.parts[2], Number)
+    assert "of more than 15 digits, such as '120201234567890123', are codes" in said(features, "a")
+    frame = pd.DataFrame({"a": shops * 20, "y": range(40)})
+    assert fit_features(from_frame(frame)).parts[0] == Category("a", levels)
+    target, reason = find_target(table(text), "a")
+    assert target.classes == levels
+    assert reason == "a holds codes of more than 15 digits"
 
 
 def test_one_column_tells_what_a_comma_means_in_another():
@@ -160,6 +193,10 @@ def test_a_few_words_among_numbers_are_missing_and_many_make_a_category():
         ("31/3/2024", "2/1/2023", "%d/%m/%Y"),
         ("31 Mar 2024", "2 Jan 2023", "%d %b %Y"),
         ("2024-03-31 12:30", "2023-01-02 06:00", "%Y-%m-%d %H:%M"),
+        ("03/31/2024 12:30:00 PM", "01/02/2023 06:00:00 AM", "%m/%d/%Y %I:%M:%S %p"),
+        ("31-MAR-24", "02-JAN-23", "%d-%b-%y"),
+        ("2024.03.31", "2023.01.02", "%Y.%m.%d"),
+        ("03-31-2024", "01-02-2023", "%m-%d-%Y"),
         ("2024-03-31T12:30:00Z", "2023-01-02T06:00:00+02:00", "ISO8601"),
     ],
 )
@@ -180,6 +217,7 @@ def test_dates_become_days_and_phases(first, second, form):
 
 def test_ambiguous_dates_are_said():
     assert "cannot be distinguished" in said(fitted("d,y\n1/2/2024,1\n3/4/2023,2\n"), "d")
+    assert "12-31 cannot be distinguished" in said(fitted("d,y\n1-2-2024,1\n3-4-2023,2\n"), "d")
 
 
 def test_identifiers_free_text_copies_and_empty_columns_are_left_out():
@@ -255,6 +293,21 @@ def test_booleans_with_gaps_are_the_same_inputs_as_without():
     encoded = features.encode(from_frame(pd.DataFrame({"b": gaps, "n": range(4)})))
     assert encoded.x[:, 0].tolist() == [1, 0, -1, 1]
     assert encoded.notes == ["", "'b' is missing", "", ""]
+
+
+@pytest.mark.parametrize("text", ["True False", "TRUE FALSE", "true false"])
+def test_truth_is_the_same_from_a_frame_and_from_a_file(text):
+    """Whichever of them was learned from: the other's was missing, or a word never seen."""
+    yes, no = text.split()
+    file = table(f"b,n\n{yes},0\n{no},1\n,2\n{yes},3\n")
+    frame = from_frame(pd.DataFrame({"b": [True, False, None, True], "n": range(4)}))
+    for learned, new in ((file, frame), (frame, file), (table("b,n\nTrue,0\nFalse,1\n"), file)):
+        features = fit_features(learned)
+        own = features.encode(new)
+        assert own.notes[0] == own.notes[1] == ""
+        assert not own.strange
+        if learned is not new and len(learned) == len(new):
+            assert own.x.equal(features.encode(learned).x)
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-30, 1.0, 1e30, 1e300])

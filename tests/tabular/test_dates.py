@@ -10,13 +10,16 @@ import pandas as pd
 import pytest
 import torch
 
+from natural_langevin.data.table import from_frame
 from natural_langevin.sklearn import NaturalLangevinRegressor
+from natural_langevin.tabular.columns import Category, Date, Number
 from natural_langevin.tabular.crossvalidation import pasts
 from natural_langevin.tabular.learned import Learned
 from natural_langevin.tabular.outcome import Outcome
 from natural_langevin.tabular.predictive import Networks
 from natural_langevin.tabular.recipe import learn, refit
 from natural_langevin.tabular.settings import Settings
+from natural_langevin.tabular.survey import fit_features
 
 
 def test_intervals_widen_with_the_distance_from_the_last_date() -> None:
@@ -82,3 +85,42 @@ def test_the_past_is_what_came_before_whatever_the_rows_order() -> None:
         torch.testing.assert_close(past.after, time[past.asked] - moment)
     assert [len(past.seen) for past in pasts(time)] == [50, 75]
     assert not pasts(time % 20)
+
+
+@pytest.mark.parametrize("kind", ["text", "times", "objects"])
+def test_the_end_of_a_calendar_is_no_date_and_old_ones_are(kind: str) -> None:
+    """Nanoseconds would end in 2262, and begin in 1677."""
+    days = [f"{1500 + 10 * k}-03-07" for k in range(40)]
+    cells: pd.Series = pd.Series([*days, "9999-12-31", "0001-01-01"])
+    if kind == "times":
+        cells = pd.Series(cells.to_numpy().astype("datetime64[us]"))
+    if kind == "objects":
+        cells = pd.Series(cells.to_numpy().astype("datetime64[D]").tolist(), dtype=object)
+    rows = from_frame(pd.DataFrame({"d": cells, "n": range(42)}))
+    features = fit_features(rows)
+    part = features.parts[0]
+    assert isinstance(part, Date)
+    assert part.missing
+    assert features.notices[0].startswith("d: 2 of 42 cells are no date (first: '9999-12-31")
+    expected = (np.array(days, dtype="datetime64[D]") - np.datetime64("1970-01-01")).astype(float)
+    mean, scale = part.parts["days"]
+    found = mean + scale * features.encode(rows).x[:40, 0].numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert features.encode(rows).x[:, features.inputs()["d"][-1]].tolist() == [0.0] * 40 + [1.0] * 2
+
+
+@pytest.mark.parametrize(("others", "kind"), [(["S-1", "M-2"] * 20, Category), (range(40), Number)])
+def test_one_date_does_not_make_dates_of_a_column(others: list, kind: type) -> None:
+    """Spreadsheets make one of a 3-1 among sizes or genes."""
+    cells = [*others, pd.Timestamp("2020-03-01")]
+    (part,) = fit_features(from_frame(pd.DataFrame({"x": pd.Series(cells, dtype=object)}))).parts
+    assert isinstance(part, kind)
+
+
+def test_dates_of_which_some_are_text_are_all_read() -> None:
+    days = pd.date_range("2020-01-01", periods=40)
+    cells = [day if day.day < 13 else f"{day:%d.%m.%Y}" for day in days]
+    frame = pd.DataFrame({"x": pd.Series(cells, dtype=object)})
+    (part,) = fit_features(from_frame(frame)).parts
+    assert isinstance(part, Date)
+    assert part.read(from_frame(frame).frame["x"]).dt.tz_localize(None).tolist() == days.tolist()

@@ -518,3 +518,27 @@ def test_counts_of_few_values_are_counts_to_a_regressor(monkeypatch):
     NaturalLangevinRegressor().fit(x, y)
     NaturalLangevinRegressor().fit(x, y + 0.5)
     assert seen == ["count", ""]
+
+
+def test_copies_of_rows_are_told_where_they_are_no_chance():
+    """Of pure noise, every row four times: an RMSE of .07 was reported, without a word."""
+    rows = [f"{k / 7};{k % 3};{k * k % 17}" for k in range(50)]
+    once = TrainingData(table("x;z;y\n" + "\n".join(rows)), None, "y")
+    twice = TrainingData(table("x;z;y\n" + "\n".join(rows + rows[:20])), None, "y")
+    chance = TrainingData(
+        table("x;y\n" + "\n".join(f"{k % 3};{k % 7}" for k in range(50))), None, "y"
+    )
+    assert prepare(once, source="a").run.notices == ()
+    assert prepare(chance, source="a").run.notices == ()
+    (said,) = prepare(twice, source="a").run.notices
+    assert said.startswith("20 of 70 rows are copies of rows above them (first: a.csv, line 52)")
+
+
+@pytest.mark.parametrize("cells", [["1,5", "2,25", "-3"], ["yes", "no", "no"], ["0", "1", "1"]])
+def test_a_copy_of_the_target_is_told(cells):
+    rows = "".join(f"{cell};{k};{cell}\n" for k, cell in enumerate(cells * 9))
+    features = fit_features(table(f"copy;n;y\n{rows}"), targets=("y",))
+    assert features.names == ("copy", "n")
+    (said,) = (notice for notice in features.notices if "target" in notice)
+    assert said.startswith("copy: the same as the target in every row")
+    assert said.endswith("(--drop copy)")

@@ -6,6 +6,7 @@ import importlib
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -45,7 +46,9 @@ def read(path: str, *, target: str | None = None) -> tuple[Table, list[str]]:
     with open_binary(path, label) as stream, _readable(label, kind):
         content = io.BytesIO(stream.read())
         if kind == "Parquet":
-            frame = pd.read_parquet(content, engine="pyarrow").reset_index(drop=True)
+            frame = pd.read_parquet(content, engine="pyarrow")
+            nameless = frame.index.nlevels == 1 and frame.index.name is None
+            frame = frame.reset_index(drop=nameless)
         else:
             with pd.ExcelFile(content, engine="openpyxl") as book:
                 first, *others = book.sheet_names
@@ -62,7 +65,7 @@ def read(path: str, *, target: str | None = None) -> tuple[Table, list[str]]:
     table = from_frame(frame, words=() if target is None else (target,))
     # Places as a spreadsheet counts them, whose first row has the names.
     rows = pd.RangeIndex(2, len(frame) + 2) if kind == "Excel" else pd.RangeIndex(len(frame))
-    return Table(label, table.frame.set_axis(rows), "row"), notices
+    return replace(table, label=label, frame=table.frame.set_axis(rows)), notices
 
 
 def write(text: str, kind: str, out: BinaryIO) -> None:

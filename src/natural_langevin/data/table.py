@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -30,11 +30,13 @@ WORDS = frozenset({"na", "n/a", "n.a.", "n.a", "null", "none", "missing"})
 @dataclass(frozen=True, eq=False)
 class Table:
     """Rows of ``frame``, whose index says where each stands: a ``unit`` of "line" in a file, "row"
-    in an array. Columns are float64, categories of text, or times; nothing is NaN (or NaT)."""
+    in an array. Columns are float64, categories of text, or times; nothing is NaN (or NaT).
+    ``categories``: columns that came as pandas' categories, numbers or not."""
 
     label: str
     frame: pd.DataFrame
     unit: str = "line"
+    categories: frozenset[str] = frozenset()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -50,7 +52,7 @@ class Table:
 
     def take(self, rows: Any) -> Table:
         """Some rows, in this order; their places are still those of the file."""
-        return Table(self.label, self.frame.iloc[rows], self.unit)
+        return replace(self, frame=self.frame.iloc[rows])
 
     def chunks(self, size: int) -> Iterator[Table]:
         """All rows, at most ``size`` at a time."""
@@ -80,16 +82,22 @@ def need_pandas() -> Any:
     return pandas
 
 
+#: Any whole number of so many digits is a float64 of its own.
+DIGITS = 15
+#: Minus signs of typesetters, in front of a number.
+MINUS = re.compile(r"^\s*[\u2212\u2013](?=[\s\d.,$€£])")
 #: Cells one below the other, of which one is a whole number behind a zero: a code, as 007 is one.
 #: 01 may be a month.
 LEADING_ZERO = re.compile(r"\n\s*0\d\d+\s*\n")
+LONG = re.compile(rf"\n\s*\d{{{DIGITS + 1},}}\s*\n")
 #: 350.000 is a number of thousands where commas are decimal.
 THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(?:\.\d{3})+|[+-]?\d+")
 
 
 def compact(cells: pd.Series, *, points: bool = False, classes: bool = False) -> pd.Series:
     """Text as it stands in a file: numbers where every cell is a plain number or missing, else
-    categories, which hold every word once; so do whole numbers of which some have leading zeros.
+    categories, which hold every word once; so do whole numbers of which some have leading zeros or
+    more digits than a float64 holds.
     ``points``: a point may separate thousands, so that cells which can be read in both ways stay
     text. ``classes``: among words those of WORDS are cells as well.
 
@@ -97,6 +105,8 @@ def compact(cells: pd.Series, *, points: bool = False, classes: bool = False) ->
     [1.0, nan, 2.5]
     """
     pd = need_pandas()
+    if cells.str.contains("[\u2212\u2013]").any():
+        cells = cells.str.replace(MINUS, "-", regex=True)
     plain = _plain_numbers(cells.to_list())
     points = points and _may_be_thousands(cells)
     if plain is not None and not points and not _are_codes(plain, cells):
@@ -123,7 +133,8 @@ def _may_be_thousands(cells: Iterable[str]) -> bool:
 
 def _are_codes(values: NDArray[Any], cells: pd.Series) -> bool:
     whole = len(values) > 0 and bool((values == np.round(values)).all())
-    return whole and LEADING_ZERO.search("\n\n".join(["", *cells, ""])) is not None
+    written = "\n\n".join(["", *cells, ""])
+    return whole and bool(LEADING_ZERO.search(written) or LONG.search(written))
 
 
 def _plain_numbers(cells: list[str]) -> NDArray[np.float64] | None:
@@ -168,9 +179,9 @@ def from_frame(frame: Any, *, words: Collection[str] = ()) -> Table:
             columns[str(name)] = pd.to_datetime(cells, utc=True)
         elif kind.is_timedelta64_dtype(cells):
             columns[str(name)] = cells / pd.Timedelta(days=1)
-        elif kind.is_numeric_dtype(cells) or _is_boolean(cells):
+        elif (kind.is_numeric_dtype(cells) or _is_boolean(cells)) and not _are_long(cells):
             columns[str(name)] = cells.astype(np.float64)
-        elif cells.map(lambda cell: hasattr(cell, "year")).any():
+        elif _is_of_dates(cells):
             columns[str(name)] = pd.to_datetime(cells, utc=True, errors="coerce")
         else:
             text = cells.astype(object)
@@ -182,7 +193,10 @@ def from_frame(frame: Any, *, words: Collection[str] = ()) -> Table:
         raise DataError(f"the table has two columns {twice!r}: rename one of them")
     rows = pd.RangeIndex(len(frame))
     found = pd.DataFrame({k: v.set_axis(rows) for k, v in columns.items()})
-    return Table("the table", found, "row")
+    named = frozenset(
+        str(name) for name, kind in frame.dtypes.items() if isinstance(kind, pd.CategoricalDtype)
+    )
+    return Table("the table", found, "row", named)
 
 
 def _is_boolean(cells: pd.Series) -> bool:
@@ -190,6 +204,19 @@ def _is_boolean(cells: pd.Series) -> bool:
     known = cells.dropna()
     types = need_pandas().api.types
     return bool(types.is_bool_dtype(cells) or (len(known) and known.map(type).eq(bool).all()))
+
+
+def _are_long(cells: pd.Series) -> bool:
+    """Whether they are whole numbers of which some have more digits than a float64 holds."""
+    whole = need_pandas().api.types.is_integer_dtype(cells)
+    return bool(whole and (cells.dropna().abs() >= 10**DIGITS).any())
+
+
+def _is_of_dates(cells: pd.Series) -> bool:
+    """Whether all that is there are dates: one among words or numbers, as spreadsheets make of a
+    3-1, is a word."""
+    known = cells.dropna()
+    return bool(len(known) and known.map(lambda cell: hasattr(cell, "year")).all())
 
 
 def short(cell: str) -> str:

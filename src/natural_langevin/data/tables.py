@@ -7,7 +7,7 @@ import difflib
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +55,11 @@ def read_training(
         target = target or ARRAY_TARGET
         _check_names(name, table.names, target, drop)
         frame = table.frame.drop(columns=sorted(drop))
-        return TrainingData(Table(table.label, frame, table.unit), None, target, named=False)
+        return TrainingData(replace(table, frame=frame), None, target, named=False)
     if kind == "frame":
         table, notices = frame_files.read(name, target=target)
         _check_names(name, table.names, target, drop)
-        table = Table(table.label, table.frame.drop(columns=sorted(drop)), table.unit)
+        table = replace(table, frame=table.frame.drop(columns=sorted(drop)))
         said = _settle_words(table, str(target), set())
         return TrainingData(table, None, str(target), notices=(*notices, *said))
     with _csv(name, target) as file:

@@ -34,7 +34,7 @@ from natural_langevin.tabular.explain import (
 from natural_langevin.tabular.features import Features
 from natural_langevin.tabular.learned import CHUNK, Learned
 from natural_langevin.tabular.predictive import Predictive
-from natural_langevin.tabular.recipe import learn
+from natural_langevin.tabular.recipe import MOST_REPEATED, learn
 from natural_langevin.tabular.settings import SettingError, Settings
 from natural_langevin.tabular.survey import fit_features
 
@@ -143,6 +143,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
     #: What ``task`` may be; the first is "auto".
     _tasks: tuple[str, ...] = ()
     _target_names: list[Any] = []  # noqa: RUF012 - of estimators that are not fitted
+    _of_arrays = False  # which have no names of columns
 
     def _learn(
         self, table: Table, y: Tensor, weight: Array | None, *, classes: int = 0, task: str = ""
@@ -217,7 +218,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         self, X: Any, y: Any, sample_weight: Any, **options: Any
     ) -> tuple[Table, Any, Array | None]:
         """The table, the targets and the weights of the rows, as scikit-learn checks them."""
-        self._target_names = name_of(y)
+        self._target_names, self._of_arrays = name_of(y), not is_frame(X)
         if is_frame(X):
             table = from_frame(X)
             validate_data(self, table.frame, skip_check_array=True)
@@ -239,13 +240,15 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
             table = self._numbers(X)
         if sample_weight is None:
             return table, y, None
-        weight = _check_sample_weight(sample_weight, table.frame, ensure_non_negative=True)
+        weight = _check_sample_weight(
+            sample_weight, table.frame, ensure_non_negative=True, copy=True
+        )
         return table, y, weight
 
     def _table(self, X: Any) -> Table:
         """New rows, as scikit-learn checks them."""
         check_is_fitted(self, "learned_")
-        if is_frame(X):
+        if is_frame(X) and not self._of_arrays:
             return from_frame(X)
         with _frames_take_words():
             X = validate_data(
@@ -321,10 +324,10 @@ def _check_targets(y: Any, *, numeric: bool) -> None:
 
 def _weighted(table: Table, weight: Array | None) -> Table:
     """The rows that statistics are computed from: with integer weights, each repeated that
-    often."""
+    often, as long as a fit would repeat them."""
     if weight is None:
         return table
-    whole = bool((weight == np.round(weight)).all())
+    whole = bool((weight == np.round(weight)).all()) and weight.sum() <= MOST_REPEATED
     return table.take(np.repeat(np.arange(len(table)), weight.astype(int) if whole else weight > 0))
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from natural_langevin.data.table import need_pandas
+from natural_langevin.data.table import DIGITS, need_pandas
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,38 +31,53 @@ ALL_DIFFERENT = 6
 ID = re.compile(
     r"(?i)(^|[\W_])(id|idx|index|uuid|guid|key|n[or]\.?|number|rownames?|unnamed.*)$|[a-z](Id|ID)$"
 )
-SPACES = " \u00a0\u202f'"
-#: Whole numbers with separated thousands, then a decimal part; by which sign is decimal. None
-#: begins with a zero: 0,126 and 0.126 have decimals.
+SPACES = " \u00a0\u2009\u202f\u2019'"
+#: Whole numbers with separated thousands (in India 12,34,567), then a decimal part; by which sign
+#: is decimal. None begins with a zero: 0,126 and 0.126 have decimals.
 GROUPED = {
-    ".": re.compile(rf"[+-]?[1-9]\d{{0,2}}(?:[{SPACES},]\d{{3}})+(?:\.\d*)?"),
+    ".": re.compile(
+        rf"[+-]?(?:[1-9]\d{{0,2}}(?:[{SPACES},]\d{{3}})+|[1-9]\d?(?:,\d\d)+,\d{{3}})(?:\.\d*)?"
+    ),
     ",": re.compile(rf"[+-]?[1-9]\d{{0,2}}(?:[{SPACES}.]\d{{3}})+(?:,\d*)?"),
 }
-PLAIN = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+WITHOUT_EXPONENT = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)")
+PLAIN = re.compile(rf"(?:{WITHOUT_EXPONENT.pattern})(?:[eE][+-]?\d+)?")
 CURRENCY = (
-    r"[$€£¥]|(?<![A-Za-z])(?:EUR|USD|GBP|CHF|JPY|CNY|INR|CAD|AUD|SEK|NOK|DKK|PLN|CZK)(?![A-Za-z])"
+    r"(?:(?<![A-Za-z])[A-Z]{1,2})?[$£¥฿₠-⃀]"  # R$, US$
+    r"|(?<![A-Za-z])(?:Rs\.?|[Kk]r\.?|EUR|USD|GBP|CHF|JPY|CNY|INR|CAD|AUD|NZD|SEK|NOK|DKK|PLN|CZK"
+    r"|HUF|RON|RUB|TRY|ILS|ZAR|BRL|MXN|KRW|TWD|HKD|SGD|THB|IDR)(?![A-Za-z])"
 )
 AFFIX = re.compile(rf"^(?:[{SPACES}]|{CURRENCY})+|(?:[{SPACES}%]|{CURRENCY})+$")
-UNIT = re.compile(rf"[+-]?\d[\d.,{SPACES}]*?[{SPACES}]?([^\W\d_][^\d,.;:/%-]{{0,11}})")
+UNIT = re.compile(
+    rf"[+-]?\d[\d.,{SPACES}]*?[{SPACES}]?((?:[°‰]|[^\W\d_])[^\d,.;:%-]{{0,11}}[23]?)"  # km/h, m2
+)
 #: Numbers that people write for "missing"; 999 and the like may be prices.
 CODES = (-9.0, -99.0, -999.0, -9999.0, -99999.0)
+#: Where no other words are: a frame has 1 and 0, a file True, TRUE or true.
+TRUTH = {"false": 0.0, "true": 1.0}
 #: In front of a number that was beyond what can be measured.
 LIMIT = re.compile(rf"^[<>≤≥][=]?[{SPACES}]*(?=[\d.,$€£])")
-NEGATIVE = re.compile(r"\([^-+()]+\)")
+NEGATIVE = re.compile(r"\(([^-+()]+)\)|(\d[^-+()]*[.,]\d+)-")
 SIGN = re.compile(rf"^([+-])(?:[{SPACES}]|{CURRENCY})+")
 DATE = re.compile(
     r"\d{1,4}[-/. ]\w{1,9}[-/., ]+\d{1,4}|[A-Za-z]{3,9} \d{1,2},? \d{4}"
     r"|\d{4}[-/]\d{1,2}$|\d{1,2}/\d{4}$|[A-Za-z]{3,9} \d{4}$"
 )
-CLOCK = re.compile(r"([01]?\d|2[0-3]):[0-5]\d(:[0-5]\d)?")
+CLOCK = re.compile(r"([01]?\d|2[0-3]):[0-5]\d(:[0-5]\d)?( ?[AaPp][Mm])?")
+CLOCKS = ("%H:%M", "%H:%M:%S", "%I:%M %p", "%I:%M:%S %p", "%I:%M%p")
+#: Microseconds: nanoseconds, in pandas, end in the year 2262.
+TIME = "datetime64[us, UTC]"
 #: Ways of writing dates that one column may mix.
 MOST_FORMS = 3
 DAYS = (
     "%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%d.%m.%y",
     "%m/%d/%y", "%d/%m/%y", "%d %b %Y", "%d %B %Y", "%b %d, %Y", "%B %d, %Y",
+    "%Y.%m.%d", "%m-%d-%Y", "%d-%b-%Y", "%d-%b-%y",
     "%Y-%m", "%Y/%m", "%m/%Y", "%b %Y", "%B %Y",
 )  # fmt: skip
-TIMES = ("", " %H:%M", " %H:%M:%S", "T%H:%M:%S")
+TIMES = ("", " %H:%M", " %H:%M:%S", "T%H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
+#: Dates of these years, the ends of calendars, are written where there is none: 9999-12-31.
+NO_YEARS = (1, 9999)
 #: Cycles of a date, in days: their phases are inputs beside the day itself.
 CYCLES = {"year": 365.2425, "week": 7.0, "day": 1.0}
 
@@ -89,7 +104,7 @@ class Number:
 
     def read(self, cells: pd.Series) -> pd.Series:
         """Finite numbers, NaN where there is none."""
-        found = numbers(cells, self.decimal, self.unit)
+        found = numbers(truths(cells), self.decimal, self.unit)
         return found if self.code is None else found.mask(found == self.code)
 
 
@@ -111,7 +126,7 @@ class Date:
 
     def read(self, cells: pd.Series) -> pd.Series:
         """Cells as dates; what is none is missing."""
-        return dates(cells, self.format)
+        return known_dates(cells, self.format)
 
 
 @dataclass(frozen=True)
@@ -129,7 +144,8 @@ class Category:
 
     def read(self, cells: pd.Series) -> pd.Series:
         """One of the levels, OTHER or MISSING_LEVEL in every row."""
-        found = words(cells)
+        own = {str(int(TRUTH[w.lower()])): w for w in self.levels if w.lower() in TRUTH}
+        found = words(truths(cells)).replace(own) if len(own) == len(TRUTH) else words(cells)
         return found.where(found.isin(self.levels) | (found == MISSING_LEVEL), OTHER)
 
 
@@ -176,10 +192,12 @@ def parse_number(cell: str, decimal: str = ".") -> float:
     (1234.5, 1234.5, 12.0)
     >>> parse_number("-$5"), parse_number("(12 EUR)"), parse_number("<0.05"), parse_number("Rome")
     (-5.0, -12.0, 0.05, nan)
+    >>> parse_number("R$ 5"), parse_number("12,34,567"), parse_number("1.234,50-", ",")
+    (5.0, 1234567.0, -1234.5)
     """
     text = SIGN.sub(r"\1", AFFIX.sub("", LIMIT.sub("", cell)))
-    if NEGATIVE.fullmatch(text):  # as accountants write it
-        return -parse_number(text[1:-1], decimal)
+    if match := NEGATIVE.fullmatch(text):  # as accountants write it
+        return -parse_number(match[1] or match[2], decimal)
     if GROUPED[decimal].fullmatch(text):
         text = re.sub(rf"[{SPACES}{',' if decimal == '.' else '.'}]", "", text)
     elif decimal == "," and "." in text:
@@ -202,13 +220,26 @@ def common_unit(levels: Iterable[str]) -> str:
 
 
 def codes(levels: Iterable[str]) -> list[str]:
-    """Those with leading zeros, where all are digits: no quantities, unless these are padded.
+    """Those with leading zeros, where all are digits: no quantities, unless these are padded. So
+    are those with so many digits that some are the same float64.
 
     >>> codes(["012", "007", "340"]), codes(["007", "1.5"]), codes(["01", "12"])
     (['012', '007'], [], [])
+    >>> codes(["120201234567890123", "120201234567890124"])[:1], codes(["120201234567890123"])
+    (['120201234567890123'], [])
     """
-    digits = all(map(re.compile(r"\d+").fullmatch, levels))
-    return [level for level in levels if digits and re.match(r"0\d\d", level)]
+    levels = list(levels)
+    if not all(map(re.compile(r"\d+").fullmatch, levels)):
+        return []
+    long = [level for level in levels if len(level) > DIGITS]
+    if len(set(map(float, long))) < len(long):
+        return long
+    return [level for level in levels if re.match(r"0\d\d", level)]
+
+
+def why_codes(found: list[str]) -> str:
+    """What makes codes of these, in words."""
+    return "with leading zeros" if found[0][0] == "0" else f"of more than {DIGITS} digits"
 
 
 def only_limits(levels: Iterable[str], unit: str = "") -> bool:
@@ -292,6 +323,8 @@ def notation(cells: pd.Series, values: pd.Series, decimal: str, unit: str = "") 
         found.append(said)
     for level in [level for level in levels if "(" in level][:1]:
         found.append(f"parentheses are read as a minus {example(level)}")
+    for level in [level for level in levels if re.search(r"\d-", level)][:1]:
+        found.append(f"a minus behind a number is read as one in front {example(level)}")
     for level in [level for level in levels if LIMIT.match(level)][:1]:
         found.append(f"beyond a limit is read as the limit {example(level)}")
     for level in [level for level in levels if unit and level.endswith(unit)][:1]:
@@ -313,16 +346,30 @@ def numbers(cells: pd.Series, decimal: str = ".", unit: str = "") -> pd.Series:
     return _by_level(cells, read).astype(np.float64)
 
 
+def truths(cells: pd.Series) -> pd.Series:
+    """True and false as 1 and 0, where there are no other words; else the cells as they are."""
+    if cells.dtype != "category" or not {w.lower() for w in cells.cat.categories} <= set(TRUTH):
+        return cells
+    return _by_level(cells, lambda word: TRUTH[word.lower()]).astype(np.float64)
+
+
 def dates(cells: pd.Series, form: str) -> pd.Series:
     """Times (UTC) with NaT for what is missing or is written otherwise than ``form``."""
     pd = need_pandas()
     if pd.api.types.is_datetime64_any_dtype(cells):
         return cells
     if cells.dtype == np.float64:
-        return pd.Series(pd.NaT, index=cells.index, dtype="datetime64[ns, UTC]")
+        return pd.Series(pd.NaT, index=cells.index, dtype=TIME)
     levels = cells.cat.categories
     read = _times(pd.Series(levels, dtype=object), form)
-    return cells.map(dict(zip(levels, read, strict=True))).astype("datetime64[ns, UTC]")
+    return cells.map(dict(zip(levels, read, strict=True))).astype(TIME)
+
+
+def known_dates(cells: pd.Series, form: str) -> pd.Series:
+    """``dates``, and NaT where the end of a calendar stands for a missing one."""
+    found = dates(cells, form)
+    none = found.dt.year.isin(NO_YEARS)
+    return found.mask(none) if none.any() else found
 
 
 def words(cells: pd.Series) -> pd.Series:
@@ -337,17 +384,19 @@ def words(cells: pd.Series) -> pd.Series:
 
 
 def canonical(word: str) -> str:
+    """One spelling of a number; a code is none (1E2), nor is what float64 would round.
+
+    >>> canonical("01"), canonical("1.50"), canonical("setosa"), canonical("1E2")
+    ('1', '1.5', 'setosa', '1E2')
     """
-    >>> canonical("01"), canonical("1.50"), canonical("setosa")
-    ('1', '1.5', 'setosa')
-    """
-    return f"{float(word):.15g}" if PLAIN.fullmatch(word) else word
+    exact = word.isdecimal() and len(word) > DIGITS
+    return f"{float(word):.15g}" if WITHOUT_EXPONENT.fullmatch(word) and not exact else word
 
 
 def _times(words: pd.Series, form: str) -> pd.Series:
     """By the first of the forms (``form`` has bars between them) that reads a word."""
     pd = need_pandas()
-    found = pd.Series(pd.NaT, index=words.index, dtype="datetime64[ns, UTC]")
+    found = pd.Series(pd.NaT, index=words.index, dtype=TIME)
     for one in form.split("|"):
         read = pd.to_datetime(words, format=one, errors="coerce", utc=True)
         found = found.fillna(read.astype(found.dtype))
@@ -360,7 +409,7 @@ def date_format(levels: pd.Index) -> tuple[str, float]:
     pd = need_pandas()
     some = pd.Series(levels[:: max(1, len(levels) // 500)], dtype=object)
     if len(some) and some.str.fullmatch(CLOCK).mean() >= MOST:
-        offered = ["%H:%M", "%H:%M:%S"]
+        offered = list(CLOCKS)
     elif len(some) and some.str.match(DATE).mean() >= MOST:
         offered = [*(day + time for time in TIMES for day in DAYS), "ISO8601"]
     else:
@@ -384,7 +433,7 @@ def date_format(levels: pd.Index) -> tuple[str, float]:
 def phases(times: pd.Series) -> dict[str, pd.Series]:
     """The inputs that dates become, before they are standardised; days since 1970."""
     pd = need_pandas()
-    days = (times - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(days=1)
+    days = (times - pd.Timestamp(0, tz="UTC").as_unit("s")) / pd.Timedelta(days=1).as_unit("s")
     found = {"days": days.astype(np.float64)}
     for name, length in CYCLES.items():
         for form, function in (("cos", np.cos), ("sin", np.sin)):

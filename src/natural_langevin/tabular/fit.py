@@ -87,6 +87,7 @@ def prepare(
         read = columns.notation(cells, values, target.decimal, target.unit)
         notices += [f"{target.name}: {what}" for what in read]
     _check_count(table)
+    notices += _copies(table)
     train, held_out = table, data.test
     if target.classes:
         notices += _rare(target, table)
@@ -149,6 +150,21 @@ def _rows_to_use(table: Table, target: Target, skip_missing: bool) -> tuple[Tabl
             notices.append(f"{(~complete).sum():,} rows lack a cell: left out (--skip-missing)")
         table = table.take(np.flatnonzero(complete))
     return table, notices
+
+
+def _copies(table: Table) -> list[str]:
+    """Whether rows are there several times that would hardly be by chance: a column of theirs is
+    another in most rows that differ at all."""
+    copied = table.frame.duplicated().to_numpy()
+    rest = table.frame[~copied]
+    if not copied.any() or 2 * int(rest.nunique().max()) < len(rest):
+        return []
+    first = table.where(int(copied.argmax()))
+    return [
+        f"{copied.sum():,} of {len(table):,} rows are copies of rows above them (first: {first}): "
+        "held-out rows have copies that were learned from, so all that is said of how good and how "
+        "sure it is would be too good; remove the copies"
+    ]
 
 
 def _without_totals(

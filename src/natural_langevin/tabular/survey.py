@@ -4,6 +4,8 @@ before anything is refused or learned."""
 from __future__ import annotations
 
 import hashlib
+import re
+import shlex
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,9 +50,10 @@ def fit_features(
     named: bool = True,
     at_least_one: bool = False,
 ) -> Features:
-    """From the training rows alone. ``categorical`` columns are categories even when numbers;
-    without names (``named=False``) no column is taken for an identifier. If no column is left, that
-    is an error or, with ``at_least_one``, the first column is used."""
+    """From the training rows alone. ``categorical`` columns, and those that came as pandas'
+    categories, are categories even when numbers; without names (``named=False``) no column is taken
+    for an identifier. If no column is left, that is an error or, with ``at_least_one``, the first
+    column is used."""
     for name in sorted(categorical - set(table.names)):
         raise DataError(
             f"{table.label} has no column {name!r} to take as a category"
@@ -58,9 +61,11 @@ def fit_features(
         )
     survey = _Survey(table, decimal_comma, standardise, named)
     parts: list[Column] = []
+    for name in targets:
+        survey.target(name)
     for name in table.names:
         if name not in targets:
-            part = survey.column(name, as_category=name in categorical)
+            part = survey.column(name, as_category=name in categorical | table.categories)
             parts += [] if part is None else [part]
     if not parts and at_least_one:
         parts.append(Number(table.names[0], 0.0, 1.0))
@@ -79,12 +84,23 @@ class _Survey:
         self.table, self.standardise, self.named = table, standardise, named
         self.notices: list[str] = []
         self._known: dict[bytes, str] = {}
+        self._targets: dict[bytes, str] = {}
         #: For columns that say nothing themselves: 1,234.
         self.comma = decimal_comma or columns.comma_of_others(table.frame)
         self.forced = decimal_comma
 
     def say(self, name: str, what: str) -> None:
         self.notices.append(f"{name}: {what}")
+
+    def target(self, name: str) -> None:
+        """A copy of it under another name is told, as words or as numbers."""
+        cells = self.table.frame[name]
+        self._targets[_digest(columns.words(cells))] = name
+        if cells.dtype == "category":
+            unit = columns.common_unit(cells.cat.categories)
+            cells = columns.numbers(cells, self._decimal(cells, unit), unit)
+        if cells.dtype == np.float64 and cells.notna().any():
+            self._targets[_digest(cells)] = name
 
     def column(self, name: str, *, as_category: bool) -> Column | None:
         cells = self.table.frame[name]
@@ -99,7 +115,7 @@ class _Survey:
             return self._date(name, cells, "ISO8601")
         levels = cells.cat.categories
         if coded := columns.codes(levels):
-            return self._code(name, cells, short(coded[0]))
+            return self._code(name, cells, coded)
         rows = cells.notna().sum()
         unit = columns.common_unit(levels)
         decimal = self._decimal(cells, unit)
@@ -115,10 +131,10 @@ class _Survey:
             return self._number(name, cells, decimal, unit)
         return self._category(name, cells)
 
-    def _code(self, name: str, cells: pd.Series, shown: str) -> Column | None:
-        """Digits with leading zeros: categories, where they are not too many."""
+    def _code(self, name: str, cells: pd.Series, coded: list[str]) -> Column | None:
+        """Digits with leading zeros, or very many: categories, where they are not too many."""
         count = cells.nunique()
-        what = f"whole numbers with leading zeros, such as {shown}, are codes"
+        what = f"whole numbers {columns.why_codes(coded)}, such as {short(coded[0])}, are codes"
         if count <= MOST_LEVELS:
             self.say(name, f"{what}: taken as categories")
             return self._category(name, cells)
@@ -182,8 +198,11 @@ class _Survey:
         return Number(name, *found, missing, decimal, unit, code)
 
     def _date(self, name: str, cells: pd.Series, form: str) -> Date | None:
-        times = columns.dates(cells, form)
+        times = columns.known_dates(cells, form)
         self._strange(name, cells, times, "date")
+        if times.isna().all():
+            self.say(name, "holds no date: left out")
+            return None
         parts = {}
         clock = not any(part in form for part in ("%Y", "%y", "%d", "ISO"))  # a time of day alone
         for key, values in columns.phases(times).items():
@@ -199,8 +218,9 @@ class _Survey:
         how = f" (read as {form.replace('|', ' or ')})" if cells.dtype == "category" else ""
         what = f"times{how}: they" if clock else f"dates{how}: their day"
         self.say(name, f"{what}, and their place in {_cycles(parts)}, are inputs")
-        if "%d/%m" in form and not _day_first(cells, form):
-            self.say(name, "31/12 and 12/31 cannot be distinguished here: the day is read first")
+        if (sign := re.search("%d([/-])%m", form)) and not _day_first(cells, form):
+            both = f"31{sign[1]}12 and 12{sign[1]}31"
+            self.say(name, f"{both} cannot be distinguished here: the day is read first")
         return Date(name, form, parts, self._missing(name, times))
 
     def _category(self, name: str, cells: pd.Series) -> Category | None:
@@ -277,17 +297,25 @@ class _Survey:
             )
 
     def _copy(self, name: str, values: pd.Series) -> bool:
-        if values.dtype == np.float64:  # zero has two signs, and NaN many
-            numbers = np.nan_to_num(values.to_numpy() + 0.0, nan=np.inf)
-            digest = hashlib.sha256(numbers.tobytes()).digest()
-        else:
-            from pandas.util import hash_pandas_object
-
-            digest = hash_pandas_object(values, index=False).to_numpy().tobytes()
+        digest = _digest(values)
+        if self._targets.pop(digest, None):
+            self.say(
+                name, f"the same as the target in every row: if new rows lack it, leave it out "
+                f"(--drop {shlex.quote(name)})"
+            )  # fmt: skip
         other = self._known.setdefault(digest, name)
         if other != name:
             self.say(name, f"the same as {other!r} in every row: left out")
         return other != name
+
+
+def _digest(values: pd.Series) -> bytes:
+    if values.dtype == np.float64:  # zero has two signs, and NaN many
+        numbers = np.nan_to_num(values.to_numpy() + 0.0, nan=np.inf)
+        return hashlib.sha256(numbers.tobytes()).digest()
+    from pandas.util import hash_pandas_object
+
+    return bytes(hash_pandas_object(values, index=False).to_numpy().tobytes())
 
 
 def _cells(count: int, of: int) -> str:
@@ -301,5 +329,5 @@ def _cycles(parts: dict[str, tuple[float, float]]) -> str:
 
 def _day_first(cells: pd.Series, form: str) -> bool:
     """Whether some cell can only be read with the day in front."""
-    other = form.replace("%d/%m", "%m/%d")
+    other = re.sub("%d([/-])%m", r"%m\1%d", form)
     return bool(columns.dates(cells, other).isna().sum() > columns.dates(cells, form).isna().sum())

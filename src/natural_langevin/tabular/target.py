@@ -169,7 +169,7 @@ def find_target(
     task, reason = (asked, "as you said") if asked else _task(name, values.to_numpy(), strange)
     coded = columns.codes(levels) if cells.dtype == "category" else []
     if coded and not asked and len(levels) <= min(FEW_VALUES, len(cells) // 2):
-        task, reason = "classification", f"{name} holds codes with leading zeros"
+        task, reason = "classification", f"{name} holds codes {columns.why_codes(coded)}"
     if task in ("classification", "ordinal"):
         return Target(name, _classes(table, name, cells, task), task=task), reason
     if task == "count":

@@ -108,6 +108,11 @@ CASES: dict[str, Case] = {
     "batch norm of features": Case(
         lambda: nn.Sequential(nn.Linear(3, 4), scaled(nn.BatchNorm1d(4)).eval(), nn.Linear(4, 3)),
         (3,)),
+    "prelu": Case(
+        lambda: pooled(
+            nn.Conv1d(2, 4, 2), scaled(nn.PReLU(4)), scaled(nn.PReLU()), features=4), (2, 5)),
+    "prelu of features": Case(
+        lambda: nn.Sequential(nn.Linear(3, 4), scaled(nn.PReLU(4)), nn.Linear(4, 3)), (3,)),
     "bilinear": Case(TwoInputs, (3,)),
     "attention": Case(Attend, (4, 4)),
     "attention, time first": Case(lambda: Attend(time_first=True), (5, 4)),

@@ -64,7 +64,8 @@ class Eigenbasis(NamedTuple):
 
 def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues, not below zero, and eigenvectors of (chain, n, n), whose largest entries are
-    positive: LAPACK's signs are arbitrary, and the noise of a step would depend on them.
+    positive: LAPACK's signs are arbitrary, and the noise of a step would depend on them. In
+    memory row by row, as checkpoints restore them: products of columns are rounded otherwise.
 
     A chain that is not finite has the identity's vectors: otherwise torch would refuse all chains;
     it is stopped as diverged."""
@@ -72,7 +73,8 @@ def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
     safe = torch.where(finite, matrix, identity(matrix.shape[-1], matrix[:, 0, 0]))
     values, vectors = torch.linalg.eigh(safe)
     largest = vectors.gather(-2, vectors.abs().argmax(-2, keepdim=True))
-    return values.clamp_min(0), vectors * torch.where(largest < 0, -1.0, 1.0).to(vectors.dtype)
+    signs = torch.where(largest < 0, -1.0, 1.0).to(vectors.dtype)
+    return values.clamp_min(0), (vectors * signs).contiguous()
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -40,6 +40,7 @@ from natural_langevin.statistics.rules.normalisation import (
     rms_norm_gradients,
     running_norm_gradients,
 )
+from natural_langevin.statistics.rules.prelu import PReLU, prelu_gradients
 from natural_langevin.statistics.rules.recurrent import (
     GRU,
     LSTM,
@@ -81,6 +82,7 @@ RULES: dict[type[nn.Module], Rule] = {
     RMSNorm: Rule(rms_norm_gradients, own_units),
     GroupNorm: Rule(group_norm_gradients, own_units),
     **{c: Rule(running_norm_gradients, own_units) for c in CHANNEL_NORMS},
+    PReLU: Rule(prelu_gradients, no_units),
     MultiheadAttention: Rule(attention_gradients, row_units),
     OwnParameter: Rule(own_parameter_gradients, own_units),
     **{c: Rule(recurrent_gradients, row_units) for c in (RNN, LSTM, GRU)},

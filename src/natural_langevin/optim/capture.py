@@ -456,8 +456,8 @@ class CallReader:
         known = [d for r in records for d in self._of(r)]
         ends = [i for i, d in enumerate(known) if d is not None]
 
-        def looked(given: Any) -> tuple[Tensors, Tensors]:
-            own, tensors, gradients = given
+        def looked(inputs: Any) -> tuple[Tensors, Tensors]:
+            own, tensors, gradients = inputs
             filled = dict(enumerate(leaves)) | dict(zip(holes, tensors, strict=True))
             calls = pytree.tree_unflatten(list(filled.values()), spec)
 

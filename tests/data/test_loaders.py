@@ -42,6 +42,13 @@ class Pairs(Dataset):
         return torch.tensor([float(row)]), torch.tensor([float(row)])
 
 
+class Jittered(Pairs):
+    """With noise, as of an augmentation."""
+
+    def __getitem__(self, row: int):
+        return torch.randn(1), torch.tensor([float(row)])
+
+
 class Streamed(IterableDataset):
     """The same rows, with the length that is claimed."""
 
@@ -205,6 +212,27 @@ def test_workers_and_collate_of_the_loader_are_used() -> None:
         x, y = own.batch(step)
         assert torch.equal(x, y + 100)
         assert torch.equal(y, memory.batch(step)[1])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_reading_leaves_the_global_generator_alone(workers: int) -> None:
+    """Torch's loaders draw the seed of their workers from it, with or without workers."""
+    before = torch.get_rng_state()
+    own = stream(DataLoader(Pairs(), batch_size=8, num_workers=workers))
+    own.example(), own.batch(0)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_augmentation_in_workers_is_that_of_the_run() -> None:
+    """Whatever the state of the global generator; and a run that goes on has other noise."""
+    found = []
+    for seed, step in ((0, 3), (1, 3), (0, 4)):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            own = stream(DataLoader(Jittered(), batch_size=8, num_workers=1))
+            found.append(own.batch(step)[0])
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
 
 
 def test_who_shares_batches() -> None:

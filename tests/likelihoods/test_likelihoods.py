@@ -531,7 +531,8 @@ def test_a_distribution_without_quantiles_asks_for_draws() -> None:
 @pytest.mark.parametrize(
     ("labels", "remedy"),
     [([1, 2, 3], "use y - 1"), ([0, 4], "end the network with 5 outputs"),
-     ([-1, 1], "count classes from 0")],
+     ([-1, 1], "count classes from 0"), ([-100, 2], "count .*, or say ignore_index=-100 if"),
+     ([0, 255], "end .*, or say ignore_index=255 if")],
 )  # fmt: skip
 def test_class_indices_out_of_range_have_a_remedy(labels: list[int], remedy: str) -> None:
     with pytest.raises(ValueError, match=rf"from {labels[0]} to {labels[-1]}: {remedy}"):

@@ -53,6 +53,28 @@ def test_quantiles(mixture: tuple[Tensor, Tensor, Tensor], level: float) -> None
         assert float(found[k]) == pytest.approx(optimize.brentq(excess, -60, 60), abs=1e-8)
 
 
+@pytest.mark.parametrize("variance", [(), (90, 1, 1), (90, 7, 2)])
+def test_quantiles_are_found_part_by_part(
+    variance: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search goes over its numbers again and again: no more of them than a cache holds."""
+    generator = torch.Generator().manual_seed(0)
+    means = torch.randn(90, 7, 2, generator=generator)
+    variance = torch.rand(variance, generator=generator) + 0.1
+    whole = mixtures.quantile(0.1, means, variance)
+    search, seen = mixtures.search, list[int]()
+
+    def watched(cdf, density, level, low, high, *, start):  # type: ignore[no-untyped-def]
+        seen.append(low.numel())
+        return search(cdf, density, level, low, high, start=start)
+
+    monkeypatch.setattr(mixtures, "_IN_CACHE", 90 * 2 * 3)
+    monkeypatch.setattr(mixtures, "search", watched)
+    found = mixtures.quantile(0.1, means, variance)
+    torch.testing.assert_close(found, whole, rtol=1e-12, atol=1e-12)
+    assert seen == [6, 6, 2]
+
+
 def by_quadrature(parts, y: Tensor) -> float:  # type: ignore[no-untyped-def]
     """The integral that defines the score, on each side of y."""
     left = integrate.quad(lambda t: parts.cdf(t).mean() ** 2, -40, float(y), limit=200)[0]

@@ -308,7 +308,7 @@ class OwnOrders(_LoaderStream):
         """The first rows of the dataset, without chain axis, for shapes and checks."""
         if self._example is None:
             indices = self.rows[: self.batch_size].tolist()
-            item = next(self._read([indices], workers=False))
+            item = next(self._read([indices], 0, workers=False))
             self._example = self._pair(item)
         return self._example
 
@@ -327,7 +327,7 @@ class OwnOrders(_LoaderStream):
     def batch(self, step: int) -> Batch:
         """x and y of this step, (chain, B, ...): every chain's own rows."""
         if self._iterator is None or step != self._step:
-            self._iterator = self._read(_From(self, step))
+            self._iterator = self._read(_From(self, step), step)
         x, y = self._pair(next(self._iterator))
         self._step = step + 1
         if len(x) != self.chains * self.batch_size:
@@ -340,8 +340,10 @@ class OwnOrders(_LoaderStream):
         split = x.unflatten(0, (self.chains, -1))
         return split, split if y is x else y.unflatten(0, (self.chains, -1))
 
-    def _read(self, batches: Any, *, workers: bool = True) -> Iterator[Any]:
-        """Collated samples of every list of indices, by the loader's own means."""
+    def _read(self, batches: Any, step: int, *, workers: bool = True) -> Iterator[Any]:
+        """Collated samples of every list of indices, from ``step`` on, by the loader's own means.
+
+        Torch seeds workers from its global generator, unless there is another one."""
         old = self._loader
         dataset = old.dataset
         if isinstance(dataset, TensorDataset) and old.collate_fn is default_collate:
@@ -357,8 +359,10 @@ class OwnOrders(_LoaderStream):
                 "multiprocessing_context": old.multiprocessing_context,
                 "timeout": old.timeout,
             }
+        seed = int(random.stream(self._origin, step)[0, 0])
         reader: DataLoader[Any] = DataLoader(
-            dataset, batch_sampler=batches, collate_fn=old.collate_fn, generator=old.generator,
+            dataset, batch_sampler=batches, collate_fn=old.collate_fn,
+            generator=old.generator or torch.Generator().manual_seed(seed),
             pin_memory=old.pin_memory, **options,
         )  # fmt: skip
         yield from reader

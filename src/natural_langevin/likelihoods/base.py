@@ -218,6 +218,8 @@ def check_labels(kind: str, y: Tensor, classes: int, ignored: int | None = None)
         remedy = f"use y - {low}" if low > 0 and high - low < classes else (
             f"end the network with {high + 1} outputs" if low >= 0 else "count classes from 0"
         )  # fmt: skip
+        if ignored is None and not remedy.startswith("use") and kind == "Categorical":
+            remedy += f", or say ignore_index={min(low, 0) or high} if that means no label"
         raise ValueError(
             f"class indices must lie in 0 .. {classes - 1} (the model has {classes} outputs), "
             f"got values from {low} to {high}: {remedy}"

@@ -16,6 +16,7 @@ from natural_langevin.data.tables import did_you_mean
 from natural_langevin.tabular import columns
 from natural_langevin.tabular.columns import (
     ALL_DIFFERENT,
+    FEW_WORDS,
     ID,
     MISSING_LEVEL,
     MOST,
@@ -127,7 +128,7 @@ class _Survey:
         form, _ = columns.date_format(levels)
         if form and columns.dates(cells, form).notna().sum() >= MOST * rows:
             return self._date(name, cells, form)
-        if readable >= HALF and len(levels) > MOST_LEVELS:  # too many words to be categories
+        if readable >= HALF and len(levels) > FEW_WORDS:  # too many words to be categories
             return self._number(name, cells, decimal, unit)
         return self._category(name, cells)
 
@@ -135,12 +136,12 @@ class _Survey:
         """Digits with leading zeros, or very many: categories, where they are not too many."""
         count = cells.nunique()
         what = f"whole numbers {columns.why_codes(coded)}, such as {short(coded[0])}, are codes"
+        if self.named and count == len(cells) >= ALL_DIFFERENT:
+            self.say(name, f"{what}, different in every row, so an identifier: left out")
+            return None
         if count <= MOST_LEVELS:
             self.say(name, f"{what}: taken as categories")
             return self._category(name, cells)
-        if self.named and count == len(cells):
-            self.say(name, f"{what}, different in every row, so an identifier: left out")
-            return None
         found = self._number(name, cells, ".")
         if found is not None:
             self.say(name, f"{what}, {count:,} of them, too many for categories: read as numbers")
@@ -168,7 +169,7 @@ class _Survey:
             self.say(name, f"{code:g} in {count:,} of {len(cells):,} cells, far below all: {CODE}")
             values, known = values.mask(values == code), known[known != code]
         whole = (known == np.round(known)).all()
-        distinct = len(np.unique(known)) == len(cells) > MOST_LEVELS
+        distinct = len(np.unique(known)) == len(cells) > FEW_WORDS
         if self.named and ID.search(name) and whole and distinct:
             self.say(name, "a different whole number in every row, so an identifier: left out")
             return None
@@ -227,7 +228,7 @@ class _Survey:
         found = columns.words(cells)
         counts = found.value_counts()
         levels = counts.drop(MISSING_LEVEL, errors="ignore")
-        if len(levels) > MOST_LEVELS and len(levels) > NAMES_ROWS * len(cells):
+        if len(levels) > FEW_WORDS and len(levels) > NAMES_ROWS * len(cells):
             self.say(
                 name,
                 f"{len(levels):,} different words in {len(cells):,} rows, such as "

@@ -122,3 +122,18 @@ def test_a_named_index_is_a_column_and_categories_stay_categories(tmp_path):
     assert features.parts[1] == Category("shop", ("11", "7", "9"))
     frame.reset_index(drop=True).to_parquet(tmp_path / "b.parquet")
     assert frame_files.read(str(tmp_path / "b.parquet"))[0].names == ("shop", "price")
+
+
+def test_two_columns_of_one_name_in_a_workbook_are_refused(tmp_path):
+    pytest.importorskip("openpyxl")
+    frame = pd.DataFrame([[1, 2, 3]], columns=["a", "b", "a"])
+    frame.to_excel(tmp_path / "a.xlsx", index=False)
+    with pytest.raises(DataError, match=r"a\.xlsx has two columns 'a': rename one of them"):
+        frame_files.read(str(tmp_path / "a.xlsx"))
+
+
+def test_an_empty_workbook_is_refused(tmp_path):
+    pytest.importorskip("openpyxl")
+    pd.DataFrame().to_excel(tmp_path / "a.xlsx", index=False)
+    with pytest.raises(DataError, match="holds no rows"):
+        frame_files.read(str(tmp_path / "a.xlsx"))

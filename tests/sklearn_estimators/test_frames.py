@@ -66,6 +66,9 @@ def test_several_targets_are_named_columns(frame):
     assert ((low < mean) & (mean < high)).all(axis=None)
     one = NaturalLangevinRegressor(**TINY).fit(frame, y["u"]).set_output(predict="same")
     assert list(one.predict_quantiles(frame, [0.1, 0.9]).columns) == ["q10", "q90"]
+    assert one.predict_quantiles(frame, 0.9)["q90"].equals(
+        one.predict_quantiles(frame, [0.1, 0.9])["q90"]
+    )
     assert one.predict(frame).name == "u"
     assert isinstance(one.predict(frame.head(0)), pd.Series)
 

@@ -14,7 +14,7 @@ from natural_langevin._internal.extras import needing
 from natural_langevin._internal.messages import first_line
 from natural_langevin.data.errors import DataError
 from natural_langevin.data.opening import open_binary
-from natural_langevin.data.table import Table, compact, from_frame, need_pandas
+from natural_langevin.data.table import Table, compact, from_frame, need_pandas, short
 
 #: The kind of a file, by how its name ends.
 KINDS = {".xlsx": "Excel", ".xlsm": "Excel", ".parquet": "Parquet", ".pq": "Parquet"}
@@ -52,6 +52,13 @@ def read(path: str, *, target: str | None = None) -> tuple[Table, list[str]]:
         else:
             with pd.ExcelFile(content, engine="openpyxl") as book:
                 first, *others = book.sheet_names
+                header = pd.read_excel(book, sheet_name=first, header=None, nrows=1)
+                names = header.to_numpy().ravel().tolist()
+                twice = [name for k, name in enumerate(names) if name in names[:k]]
+                if twice:  # the second would be called "a.1"
+                    raise DataError(
+                        f"{label} has two columns {short(str(twice[0]))}: rename one of them"
+                    )
                 # As they stand, since pandas would make a 7 of the text 007.
                 frame = pd.read_excel(
                     book, sheet_name=first, dtype=object, keep_default_na=False, na_values=[""]

@@ -84,12 +84,14 @@ class NaturalLangevinRegressor(RegressorMixin, NaturalLangevinEstimator):  # typ
     def _names(self, values: Array) -> list[Any]:
         return self._named(1 if values.ndim == 1 else values.shape[1])
 
-    def predict_quantiles(self, X: Any, levels: Sequence[float] = (0.05, 0.5, 0.95)) -> Any:
-        """(n, level), or (n, target, level): quantiles of the predictive distribution."""
+    def predict_quantiles(self, X: Any, levels: float | Sequence[float] = (0.05, 0.5, 0.95)) -> Any:
+        """(n, level), or (n, target, level): quantiles of the predictive distribution, also of one
+        level alone."""
+        every = np.atleast_1d(levels).tolist()
         quantiles = self._asked(
-            X, lambda found: np.stack([found.quantile(level) for level in levels], axis=-1)
+            X, lambda found: np.stack([found.quantile(level) for level in every], axis=-1)
         )
-        return self._answer(quantiles, X, [f"q{100 * level:g}" for level in levels])
+        return self._answer(quantiles, X, [f"q{100 * level:g}" for level in every])
 
     def predict_interval(
         self, X: Any, level: float = 0.9, *, conformal: bool = False

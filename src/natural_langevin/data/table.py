@@ -132,9 +132,10 @@ def _may_be_thousands(cells: Iterable[str]) -> bool:
 
 
 def _are_codes(values: NDArray[Any], cells: pd.Series) -> bool:
-    whole = len(values) > 0 and bool((values == np.round(values)).all())
-    written = "\n\n".join(["", *cells, ""])
-    return whole and bool(LEADING_ZERO.search(written) or LONG.search(written))
+    if not len(values) or bool((values != np.round(values)).any()):
+        return False
+    written = "\n\n".join(["", *cells.to_list(), ""])
+    return bool(LEADING_ZERO.search(written) or LONG.search(written))
 
 
 def _plain_numbers(cells: list[str]) -> NDArray[np.float64] | None:

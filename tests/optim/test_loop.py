@@ -459,6 +459,19 @@ def test_frozen_parameters_stay() -> None:
     }  # fmt: skip
 
 
+def test_a_parameter_that_was_frozen_at_first_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    model = network()
+    model[0].requires_grad_(False)
+    optimizer, start = make(model), copy.deepcopy(model)
+    plain(model, optimizer, batches()[0])
+    assert not caplog.text
+    model[0].requires_grad_(True)
+    plain(model, optimizer, batches()[1])
+    plain(model, optimizer, batches()[0])
+    assert caplog.text.count("'0.weight' was frozen when the optimizer was made") == 1
+    assert_same(model[0], start[0], 0.0)
+
+
 # Errors that teach --------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ be a pattern of names ("*.bias"), or several, and a group may bring its own ``pr
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
@@ -17,6 +18,8 @@ from natural_langevin import schedules
 from natural_langevin._internal.chains import Units
 from natural_langevin.preconditioners import Preconditioner
 
+log = logging.getLogger("natural_langevin")
+
 
 class Names:
     """The trainable parameters of a model, by name, in the model's own order."""
@@ -24,6 +27,17 @@ class Names:
     def __init__(self, model: nn.Module) -> None:
         self.params = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._names = {id(p): name for name, p in self.params.items()}
+        self._frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
+
+    def warn_of_thawed(self) -> None:
+        """Says, once, that a parameter was frozen at first, has a gradient and is not sampled."""
+        thawed = [name for name, p in self._frozen.items() if p.grad is not None]
+        if thawed:
+            log.warning(
+                "parameter %r was frozen when the optimizer was made, so it is not sampled and "
+                "stays as it is: make a new optimizer after requires_grad_(True)", thawed[0],
+            )  # fmt: skip
+            self._frozen = {}
 
     def of(self, parameter: Tensor) -> str:
         """The name of a parameter of the model."""

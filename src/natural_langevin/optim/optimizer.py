@@ -537,6 +537,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         self._fisher.gather(scale.statistics if scale.known else None)
         gradient = local_gradient(self.sampled())
         self._fisher.check_seen()
+        self._names.warn_of_thawed()
         broken = self._not_finite(gradient)
         if not broken and scale.known:
             self._compare_loss(scale.statistics)

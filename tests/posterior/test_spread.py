@@ -195,6 +195,8 @@ def test_one_switch_removes_all_that_held_out_rows_have_taught() -> None:
     assert not torch.equal(posterior.predict(x, quantiles=(0.1,)).quantiles, plain.quantiles)
     off = posterior.calibrated(False)
     assert torch.equal(off.predict(x, quantiles=(0.1,)).quantiles, plain.quantiles)
+    assert posterior.evaluate(x, y).nll != off.evaluate(x, y).nll
+    assert posterior.evaluate(x, y, calibrated=False).nll == off.evaluate(x, y).nll
     assert off.sharpness == 1.0
     assert posterior.sharpness == 1.2
     assert posterior.calibrated() is posterior

@@ -159,6 +159,7 @@ class Posterior(Draws):
         sample_batch: int = 16,
         chains: Chains = None,
         sharpness: float | None = None,
+        calibrated: bool = True,
     ) -> ClassificationScores | RegressionScores:
         """Scores the predictions on labelled data; ``print`` shows them.
 
@@ -173,6 +174,7 @@ class Posterior(Draws):
                 them from ``x``.
             estimate: As for ``predict``, like the other arguments.
         """
+        sharpness = _plain(sharpness, calibrated)
         options = Options(estimate, chains, batch_size, sample_batch, sharpness)
         outside = None
         if ood is not None:

@@ -4,7 +4,7 @@ row's place, so that a message can say "people.csv, line 17"."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -125,10 +125,14 @@ def compact(cells: pd.Series, *, points: bool = False, classes: bool = False) ->
     return cells.where(~missing).astype("category")
 
 
-def _may_be_thousands(cells: Iterable[str]) -> bool:
+def _may_be_thousands(cells: pd.Series) -> bool:
     """Whether every number can be read with points between thousands, and some have one."""
-    known = [cell for cell in map(str.strip, cells) if cell.lower() not in MISSING]
-    return any("." in cell for cell in known) and all(map(THOUSANDS.fullmatch, known))
+    written = cells.to_list()
+
+    def known() -> Iterator[str]:
+        return (cell for cell in map(str.strip, written) if cell.lower() not in MISSING)
+
+    return all(map(THOUSANDS.fullmatch, known())) and any("." in cell for cell in known())
 
 
 def _are_codes(values: NDArray[Any], cells: pd.Series) -> bool:

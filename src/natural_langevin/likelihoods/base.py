@@ -215,10 +215,11 @@ def check_labels(kind: str, y: Tensor, classes: int, ignored: int | None = None)
     counted = y if ignored is None else y[y != ignored]
     low, high = (int(counted.min()), int(counted.max())) if counted.numel() else (0, 0)
     if not 0 <= low <= high < classes:
-        remedy = f"use y - {low}" if low > 0 and high - low < classes else (
+        fewer = 0 < low and high - low < classes
+        remedy = f"use y - {low}" if fewer else (
             f"end the network with {high + 1} outputs" if low >= 0 else "count classes from 0"
         )  # fmt: skip
-        if ignored is None and not remedy.startswith("use") and kind == "Categorical":
+        if not fewer and ignored is None and kind == "Categorical":
             remedy += f", or say ignore_index={min(low, 0) or high} if that means no label"
         raise ValueError(
             f"class indices must lie in 0 .. {classes - 1} (the model has {classes} outputs), "

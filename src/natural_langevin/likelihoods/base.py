@@ -215,7 +215,7 @@ def check_labels(kind: str, y: Tensor, classes: int, ignored: int | None = None)
     counted = y if ignored is None else y[y != ignored]
     low, high = (int(counted.min()), int(counted.max())) if counted.numel() else (0, 0)
     if not 0 <= low <= high < classes:
-        fewer = 0 < low and high - low < classes
+        fewer = low > 0 and high - low < classes
         remedy = f"use y - {low}" if fewer else (
             f"end the network with {high + 1} outputs" if low >= 0 else "count classes from 0"
         )  # fmt: skip

@@ -40,7 +40,7 @@ from natural_langevin.run.problem import starts
 from natural_langevin.run.problem.motion import Motion
 from natural_langevin.run.problem.step_size_checks import known_step_size
 from natural_langevin.run.problem.validation import whole_number
-from natural_langevin.run.time_limit import NO_LIMIT, TimeLimit
+from natural_langevin.run.time_limit import NO_LIMIT, Time, TimeLimit
 from natural_langevin.run.until import parse, thinning
 
 log = logging.getLogger("natural_langevin")
@@ -105,8 +105,9 @@ def follow(motion: Motion, plan: Plan) -> Motion:
 
 
 def adopted(
-    motion: Motion, given: Given, plan: Plan, asked: Asked, there: Mapping[str, Any]
-) -> Plan:
+    motion: Motion, given: Given, plan: Plan, asked: Asked, there: Mapping[str, Any],
+    limit: TimeLimit = NO_LIMIT,
+) -> Plan:  # fmt: skip
     """A plan made beforehand, changed by the arguments given beside it; refused if it was made for
     another prior, another metric or other dynamics, which are the sampler's own. ``there``: the
     configuration of a checkpoint. If it is of this plan, its current phase is extended to the steps
@@ -118,8 +119,11 @@ def adopted(
             "the plan belongs to another sampler: a prior or step size was given there and is "
             "chosen here, or the other way round. Give a plan returned by this sampler's plan(data)"
         )
-    names = ["recipe", "metric", "dynamics"] + ["prior"] * (not given.scale_open)
-    for name in names:
+    if plan.start == "given" and motion.start_weights is None:
+        raise ValueError('start is "given" in the plan, and init= of this sampler is no weights')
+    if plan.prior == (at_scale := _named(follow(motion, plan), given, asked).prior):
+        ours = replace(ours, prior=at_scale)
+    for name in ("recipe", "metric", "dynamics", "prior"):
         if (theirs := getattr(plan, name)) != (here := getattr(ours, name)):
             raise ValueError(
                 f"the plan belongs to another sampler: {name} is {theirs} there, {here} here. "
@@ -131,7 +135,34 @@ def adopted(
         phase, steps = int(there.get("phase", 0)), int(there["steps"])
         if asked.steps >= steps:
             return same if asked.steps == steps else same.longer(phase, asked.steps)
-    return _with(plan, asked)
+    found = _with(plan, asked)
+    if asked.seconds is None or found.until is not None:
+        return found
+    return _in_time(follow(motion, found), found, given.settings.time, limit)
+
+
+def _in_time(motion: Motion, plan: Plan, rule: Time, limit: TimeLimit) -> Plan:
+    """The plan, or as much of it as there is time for: what is open of its burn-in and thinning is
+    that of a run of the steps expected, which the clock ends."""
+    if not limit.ends_run:
+        raise ValueError(
+            f"seconds={plan.seconds:g} cannot end the run of a plan that has a checkpoint, or "
+            "several processes: its steps are counted. Give steps=, or seconds= to plan(data)"
+        )
+    size = plan.schedule() or motion.step_size
+    assert size is not None
+    assert plan.seconds is not None
+    down = 0 if plan.descent is None else motion.problem.chains.count
+    steps = pace.steps_within(
+        motion, plan.seconds, plan.batch_size, size, rule, going_down=down, limit=limit
+    )
+    most = plan.steps if plan.open_end is None else plan.open_end.most
+    if steps >= most:
+        return plan
+    _, burn_in, thin = plan.usual(steps, plan.burn_in, plan.thin)
+    steps = min(most, max(int(rule.more * steps), burn_in + thin))
+    reasons = dict(plan.reasons) | dict.fromkeys(("steps", "burn_in", "thin"), AS_TIME_ALLOWS)
+    return replace(plan, steps=steps, burn_in=burn_in, thin=thin, end=None, reasons=reasons)
 
 
 def is_of(plan: Plan, given: Given) -> bool:

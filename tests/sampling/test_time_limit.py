@@ -156,6 +156,18 @@ def test_seconds_of_a_target_are_of_the_whole_call_too(clock: Clock) -> None:
     assert clock.now < 1.3 * 12
 
 
+@pytest.mark.parametrize("price", [1e-3, 1e-2])
+def test_seconds_of_a_target_are_kept_by_a_usual_burn_in_that_takes_longer(
+    clock: Clock, price: float
+) -> None:
+    """Burn-in was that of the usual run: four times the seconds, and four draws."""
+    clock.price = price
+    posterior = sampled(4.0, until="ess:100000")
+    assert posterior.config["limit"] == "seconds"
+    assert clock.now < 1.1 * 4
+    assert posterior.draws > 4
+
+
 def test_a_table_ends_when_its_seconds_are_over(clock: Clock) -> None:
     """Descents on folds, the views' comparison and the last runs, each within its part."""
     x, y = data()

@@ -10,7 +10,6 @@ prior was given, trials of its scale on held-out rows; nothing else is run.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -353,12 +352,14 @@ def _by_recipe(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> 
         reasons=dict(named.reasons) | choice.reasons() | {"start": why, "batch_size": batch_why},
     )
     affordable = None
-    if asked.steps is None and asked.seconds is not None and asked.until is None:
+    # Of several processes only the run without a target is as long as all of them have measured.
+    by_time = asked.steps is None and asked.seconds is not None
+    if by_time and (limit.exists or asked.until is None):
         plan, affordable = _within(search, plan, choice, limit, chains_open=given.chains_open)
     begin_at = choice.end if downhill and limit.exists else None
     lengths = _length(search, plan, choice, asked, affordable, ends=limit.ends_run)
     reasons = dict(plan.reasons) | {"steps": lengths.reason}
-    if affordable is not None:
+    if lengths.reason == AS_TIME_ALLOWS:
         chosen = [k for k in ("burn_in", "thin") if getattr(asked, k) is None]
         reasons |= dict.fromkeys(chosen, AS_TIME_ALLOWS)
     plan = replace(
@@ -459,29 +460,30 @@ def _length(
 ) -> run_length.Length:  # fmt: skip
     """The length of the run. ``affordable``: steps that there is time for, if time is limited;
     ``ends``: whether the clock ends it. Where a target may end it, ``steps`` is the most it may
-    take, and burn-in and thinning are those of a run of the usual length."""
+    take, and burn-in and thinning are those of a run of the usual length, or of the time that there
+    is if that is less."""
     problem, costs = follow(search.motion, plan).problem, search.costs
-    steps = asked.steps if affordable is None else affordable
-    if affordable is not None and ends:  # burn-in and thinning are those of the steps expected
-        _, burn_in, thin = plan.usual(affordable, asked.burn_in, asked.thin)
-        asked = replace(asked, burn_in=burn_in, thin=thin)
-        steps = int(costs.settings.time.more * affordable)
-    length = functools.partial(
-        run_length.choose, choice, costs.settings, costs.budget, burn_in=asked.burn_in,
-        thin=asked.thin,
-        work=costs.per_sample * problem.chains.count * plan.batch_size,
-        fewest=costs.fewest_steps(problem.rows()[2], plan.batch_size, problem.chains.count),
-    )  # fmt: skip
-    found = length(steps=steps)
-    if affordable is not None:
-        found = found._replace(reason=AS_TIME_ALLOWS)
-    if asked.until is not None:
-        usual = found if steps is None else length(steps=None)
-        if steps is None or steps > usual.steps:
-            weights = 4 * problem.chains.count * problem.weights
-            most = costs.settings.length.until
-            found = extended(plan, usual, steps, asked.thin, weights, most)
-    return found
+
+    def length(steps: int | None, burn_in: int | None, thin: int | None) -> run_length.Length:
+        return run_length.choose(
+            choice, costs.settings, costs.budget, steps=steps, burn_in=burn_in, thin=thin,
+            work=costs.per_sample * problem.chains.count * plan.batch_size,
+            fewest=costs.fewest_steps(problem.rows()[2], plan.batch_size, problem.chains.count),
+        )  # fmt: skip
+
+    burn_in, thin = asked.burn_in, asked.thin
+    usual = None if asked.until is None else length(None, burn_in, thin)
+    if affordable is not None and (usual is None or affordable < usual.steps):
+        steps = affordable
+        if ends or usual is not None:  # burn-in and thinning are those of the steps expected
+            _, burn_in, thin = plan.usual(affordable, burn_in, thin)
+            steps = int(costs.settings.time.more * affordable)
+        return length(steps, burn_in, thin)._replace(reason=AS_TIME_ALLOWS)
+    if usual is None or (asked.steps is not None and asked.steps <= usual.steps):
+        return length(asked.steps, burn_in, thin)
+    weights = 4 * problem.chains.count * problem.weights
+    most = costs.settings.length.until
+    return extended(plan, usual, asked.steps, asked.thin, weights, most)
 
 
 def extended(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +14,8 @@ import torch
 
 import small_run
 import warm
-from natural_langevin import Posterior
+from natural_langevin import Posterior, random
+from natural_langevin._internal import gpu_kernels
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +116,35 @@ def test_samplers_of_their_own_work_at_once(posterior):
     assert len(found) == 3
     for one in found:
         small_run.assert_same(posterior, one)
+
+
+def test_a_trial_of_kernels_in_one_thread_does_not_change_the_numbers_of_another():
+    """Its plain operations, which kernels are compared with, were everybody's: noise drawn at that
+    moment had other last digits."""
+    key = random.stream(random.origin(0, random.NOISE, torch.arange(2)), 5)
+    expected, inside, leave = random.normal(key, 1 << 14), threading.Event(), threading.Event()
+
+    def trial() -> None:
+        with gpu_kernels.plain(), gpu_kernels.plain():
+            inside.set()
+            leave.wait(30)
+        inside.clear()
+
+    thread = threading.Thread(target=trial)
+    thread.start()
+    assert inside.wait(30)
+    assert gpu_kernels.allowed()
+    assert torch.equal(random.normal(key, 1 << 14), expected)
+    with gpu_kernels.plain():
+        assert not gpu_kernels.allowed()
+    said: list[bool] = []
+    _thread.start_new_thread(lambda: said.append(gpu_kernels.allowed()), ())  # as autograd's are
+    while not said:
+        time.sleep(0.001)
+    assert said == [False]
+    leave.set()
+    thread.join()
+    assert gpu_kernels.allowed()
 
 
 FORK = """

@@ -472,6 +472,7 @@ class Langevin:
         self, data: Any, asked: Asked, options: Options, plan: Plan | None = None
     ) -> Posterior:
         """``sample`` with its arguments in two parts: what a plan is made of, and the rest."""
+        asked = _in_force(asked, plan)
         # One that may be gone on with has its steps counted: it ends with the same bits.
         limit = self._limit(asked, ends=options.checkpoint is None)
         refuse_autocast(self.device)
@@ -487,7 +488,7 @@ class Langevin:
                 options = dataclasses.replace(options, begin=begin)
             else:
                 there = resumed_config(options.checkpoint, self.mesh)
-                plan = decide.adopted(motion, self.given, plan, asked, there)
+                plan = decide.adopted(motion, self.given, plan, asked, there, limit)
             return run(decide.follow(motion, plan), plan, options)
 
     @data_in_one
@@ -522,6 +523,7 @@ class Langevin:
             steps=steps, seconds=seconds, until=until, batch_size=batch_size, burn_in=burn_in,
             thin=thin, keep=keep, exchange=exchange,
         )  # fmt: skip
+        asked = _in_force(asked)
         options = Options(limit=self._limit(asked))
         with self._own_network() as motion, self._threads():
             problem = _easier(motion.problem.on(data), self.given, None)
@@ -539,12 +541,10 @@ class Langevin:
         return decide.decide(motion, self.given, asked, options.limit)
 
     def _limit(self, asked: Asked, *, ends: bool = False) -> TimeLimit:
-        """``seconds`` limit the call where they decide about its length: not beside ``steps``
-        alone. Not of several processes either, which must all choose the same."""
-        wanted = parse_until(asked.until)
+        """The limit of a call, but not of several processes, which must all choose the same."""
+        parse_until(asked.until)  # refused here where it is no target
         limit = TimeLimit(asked.seconds, self.given.settings.time, ends=ends)
-        counts = asked.steps is None or wanted is not None
-        return limit if counts and self.mesh.world == 1 else TimeLimit()
+        return limit if self.mesh.world == 1 else TimeLimit()
 
     def _stored(self, dtype: torch.dtype | None) -> torch.dtype | None:
         # Not of the network, which another thread may be calling with other weights.
@@ -648,6 +648,21 @@ class Langevin:
     def describe(self) -> dict[str, Any]:
         """The configuration in words, for results and saved posteriors."""
         return description.settings(self.motion)
+
+
+def _in_force(asked: Asked, plan: Plan | None = None) -> Asked:
+    """The arguments with the plan's target, and its seconds if these were changed since it was
+    made: its steps are others then. Without seconds beside steps, where only a target ends a run
+    earlier."""
+    if plan is not None:
+        until = plan.until if asked.until is None else asked.until
+        changed = asked.seconds is None and asked.steps is None and plan.seconds_changed
+        seconds = plan.seconds if changed else asked.seconds
+        asked = dataclasses.replace(asked, until=until, seconds=seconds)
+    if asked.seconds is None or asked.steps is None or asked.until is not None:
+        return asked
+    log.warning("seconds=%s is not used beside steps=%s", asked.seconds, asked.steps)
+    return dataclasses.replace(asked, seconds=None)
 
 
 def _leaves_prior_open(options: Mapping[str, Any]) -> bool:

@@ -174,10 +174,10 @@ def normal(key: Tensor, count: int, *, start: int = 0) -> Tensor:
 def _has_memory(key: Tensor) -> bool:
     """Whether a function of our own may read a CPU tensor now: nobody traces or transforms it."""
     return (
-        allowed()
-        and key.device.type == "cpu"
+        key.device.type == "cpu"
         and type(key) is Tensor
         and not torch.compiler.is_compiling()
+        and allowed()
         and torch._C._functorch.peek_interpreter_stack() is None
         and not _len_torch_dispatch_stack()
     )

@@ -25,7 +25,7 @@ from natural_langevin.distributed.process_mesh import DataGroup
 from natural_langevin.dynamics import Underdamped
 from natural_langevin.recipe import step_size
 from natural_langevin.recipe.settings import Trial
-from natural_langevin.run import temperature_probe, until
+from natural_langevin.run import temperature_probe, time_limit, until
 from short_recipe import SHORT, changed, shorten
 from tables import flowers
 
@@ -471,6 +471,19 @@ def check_whole_recipe(group: Group, folder: Path) -> dict[str, Any]:
 
 
 # What goes wrong ----------------------------------------------------------------------------------
+
+
+def check_seconds(group: Group, folder: Path) -> list[Any]:
+    """Clocks of two processes never agree: a second apart here."""
+    clock, found = time_limit.clock, []
+    with pytest.MonkeyPatch.context() as patch:
+        paces = iter(range(1, 1 << 20))
+        patch.setattr(time_limit, "clock", lambda: clock() + 1e-3 * group.rank * next(paces))
+        for options in ({}, {"until": "ess:100000"}):
+            sampler = make("auto", chains=3, step_size="auto", recipe=SHORT)
+            posterior = sampler.sample(classes(), seconds=0.3, progress=False, **options)
+            found.append([posterior.config["steps"], posterior.config["limit"], posterior.draws])
+    return found
 
 
 def check_diverging(group: Group, folder: Path) -> dict[str, Any]:

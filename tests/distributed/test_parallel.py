@@ -10,7 +10,7 @@ TWO = [
     "shared_minibatches", "loader", "single_steps", "spread_chains", "chains_in_a_folder",
     "a_checkpoint", "auto_step_size", "whole_recipe", "diverging", "all_diverging", "other_data",
     "other_weights", "bad_data_at_one", "other_step_size", "wrong_layout", "after_all_that",
-    "train", "exchange_compiled", "exchanged",
+    "train", "exchange_compiled", "exchanged", "seconds",
 ]  # fmt: skip
 FOUR = ["spread_chains", "loader", "single_steps"]
 
@@ -55,6 +55,14 @@ def test_a_shared_minibatch_is_the_same_minibatch(two, case):
 @pytest.mark.parametrize("processes", ["two", "four"])
 def test_batches_of_a_loader_are_shared_too(processes, request):
     assert all(d < 1e-12 for d in values(request.getfixturevalue(processes)["loader"]))
+
+
+def test_processes_whose_clocks_differ_take_the_same_steps(two):
+    """They refused each other's, and with a target waited for each other for ever."""
+    one, other = values(two["seconds"])
+    assert one == other
+    assert [limit for _, limit, _ in one] == ["seconds", "seconds"]
+    assert all(draws >= 4 for _, _, draws in one)
 
 
 def test_single_steps(two, four):

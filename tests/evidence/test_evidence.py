@@ -82,13 +82,19 @@ def gaussian_ladder(d: int, largest: float) -> tuple[Tensor, Tensor, Tensor, flo
 def test_integration_and_stones_of_a_known_ladder(d: int, largest: float) -> None:
     beta, mean, variance, exact = gaussian_ladder(d, largest)
     below = float(beta[0]) * TOP - d / 2 * math.log1p(float(beta[0]) * largest)
-    total, weight = marginal.thermodynamic(beta, mean, variance)
+    total, weight, steep = marginal.thermodynamic(beta, mean, variance)
     assert float(total) + below == pytest.approx(exact, abs=0.02)
     for k in (0, 2, -1):  # the weights are the derivative by the means
         moved = mean.clone()
         moved[k] += 1
         change = float(marginal.thermodynamic(beta, moved, variance)[0] - total)
         assert change == pytest.approx(float(weight[k]), rel=1e-6, abs=1e-9)
+        wider = variance.clone()
+        wider[k] *= 0.999
+        change = float(marginal.thermodynamic(beta, mean, wider)[0] - total)
+        expected = float(steep[k] * (wider[k] - variance[k]))
+        assert change == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    assert float(steep[-1]) < -0.005
     variance[-1] *= 1e6  # draws of a chain that has not mixed
     wrong = float(marginal.thermodynamic(beta, mean, variance)[0] - total)
     assert abs(wrong) < 0.1 * d

@@ -498,6 +498,54 @@ def test_steps_that_cannot_be_taken() -> None:
         optimizer.step()
 
 
+@pytest.mark.parametrize(
+    ("moves", "options", "said"),
+    [
+        (dynamics.NoseHoover(), {}, "needs all 64 data in every step"),
+        (dynamics.Overdamped(correct_heat=True), {}, "needs the second moments"),
+        (dynamics.Microcanonical(), {"temperature": 0.0}, "needs a temperature above 0"),
+        (
+            dynamics.Microcanonical(),
+            {"params": [{"params": "0.*"}, {"params": "*", "temperature": 0.0}]},
+            "needs a temperature above 0",
+        ),
+    ],
+)
+def test_runs_that_a_dynamics_cannot_do_are_refused_with_every_metric(
+    moves: dynamics.Integrator, options: dict[str, Any], said: str
+) -> None:
+    """With one that learns nothing from the batches they were taken; of groups, the first was
+    looked at."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    optimizer = NaturalLangevin(
+        model, likelihoods.Categorical(), num_data=64, dynamics=moves,
+        preconditioner=preconditioners.Euclidean(), **options,
+    )  # fmt: skip
+    before = [p.detach().clone() for p in model.parameters()]
+    for _ in range(2):
+        F.cross_entropy(model(torch.ones(4, 3)), torch.zeros(4, dtype=torch.long)).backward()
+        with pytest.raises(ValueError, match=said):
+            optimizer.step()
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+@pytest.mark.parametrize("metric", [preconditioners.Euclidean(), preconditioners.RMSProp(every=3)])
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(3), nn.Dropout(0.5)])
+def test_a_model_that_is_trained_again_is_refused_whatever_the_step_needs(
+    metric: preconditioners.Preconditioner, layer: nn.Module
+) -> None:
+    """Where a step took no statistics nobody looked: model.train() switched dropout on."""
+    model = nn.Sequential(nn.Linear(3, 3), layer, nn.Linear(3, 2)).eval()
+    optimizer = NaturalLangevin(
+        model, likelihoods.Categorical(), num_data=64, preconditioner=metric
+    )
+    F.cross_entropy(model(torch.ones(4, 3)), torch.zeros(4, dtype=torch.long)).backward()
+    optimizer.step()
+    with pytest.raises(ValueError, match=r"in training mode|is active"):
+        model.train()(torch.ones(4, 3))
+    model.eval()(torch.ones(4, 3))
+
+
 def test_divergence_is_reported_and_nothing_moves() -> None:
     model = network()
     optimizer = make(model)

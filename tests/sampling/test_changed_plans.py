@@ -55,6 +55,8 @@ def test_what_a_sampler_was_given_is_not_overruled_by_anothers_plan():
     ):
         with pytest.raises(ValueError, match=f"belongs to another sampler.*{said}"):
             sampler(**options).sample(data, plan=plan, progress=False)
+    with pytest.raises(ValueError, match=r"prior is Laplace.* there"):  # it was ignored
+        sampler().sample(data, plan=replace(chosen, prior="Laplace(scale=1.0)"), progress=False)
     own = sampler(prior=one).sample(data, plan=of_given, steps=40, progress=False)
     assert own.plan.prior == of_given.prior == "Gaussian(variance=1.0, mean=0.0)"
 
@@ -112,6 +114,8 @@ def test_more_steps_of_a_plans_checkpoint(tmp_path, keep):
 def test_execution_start_and_counts_of_a_plan():
     """The first three were run as if nothing had been changed, the others failed obscurely."""
     sampler, data, plan = _grid()
+    with pytest.raises(ValueError, match="init= of this sampler is no weights"):
+        sampler.sample(data, plan=replace(plan, start="given"), progress=False)
     eager = sampler.sample(data, plan=replace(plan, execution="False"), progress=False)
     assert eager.config["execution"].startswith("eager")
     for name, wrong, said in (

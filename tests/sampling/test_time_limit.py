@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,6 +156,18 @@ def test_seconds_of_a_target_are_of_the_whole_call_too(clock: Clock) -> None:
     assert clock.now < 1.3 * 12
 
 
+@pytest.mark.parametrize("price", [1e-3, 1e-2])
+def test_seconds_of_a_target_are_kept_by_a_usual_burn_in_that_takes_longer(
+    clock: Clock, price: float
+) -> None:
+    """Burn-in was that of the usual run: four times the seconds, and four draws."""
+    clock.price = price
+    posterior = sampled(4.0, until="ess:100000")
+    assert posterior.config["limit"] == "seconds"
+    assert clock.now < 1.1 * 4
+    assert posterior.draws > 4
+
+
 def test_a_table_ends_when_its_seconds_are_over(clock: Clock) -> None:
     """Descents on folds, the views' comparison and the last runs, each within its part."""
     x, y = data()
@@ -169,6 +182,34 @@ def test_seconds_beside_a_plan_end_it(clock: Clock) -> None:
     found = sampler().sample(data(), plan=plan, seconds=5.0, progress=False)
     assert found.config["steps"] < plan.steps
     assert clock.now < 1.1 * 5
+
+
+@pytest.mark.parametrize("seconds", [2.0, 8.0])
+def test_the_clock_ends_a_plan_of_open_length_too(clock: Clock, seconds: float) -> None:
+    """Its next part began when time was over, and its burn-in took as long as it takes; seconds
+    that were changed in a plan were not looked at."""
+    plan = sampler().plan(data())
+    assert plan.open_end is not None
+    for options in ({"plan": plan, "seconds": seconds}, {"plan": replace(plan, seconds=seconds)}):
+        clock.now, clock.price = 0.0, 2e-2
+        found = sampler().sample(data(), progress=False, **options)
+        assert 0.85 * seconds < clock.now < 1.1 * seconds
+        assert found.draws > 4  # as many as there are whatever the clock says
+    again = sampler().sample(data(), plan=found.plan, seconds=100.0, progress=False)
+    assert again.config["steps"] == found.plan.steps  # no more than the plan
+
+
+def test_seconds_that_cannot_end_a_run(
+    clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They were ignored: beside a plan with a checkpoint, and beside steps."""
+    plan = sampler().plan(data(), steps=60)
+    for options in ({"plan": plan, "seconds": 1.0}, {"plan": replace(plan, seconds=1.0)}):
+        with pytest.raises(ValueError, match="seconds=1 cannot end the run of a plan"):
+            sampler().sample(data(), checkpoint=tmp_path, progress=False, **options)
+    run = sampler().sample(data(), steps=60, seconds=1.0, progress=False)
+    assert "seconds=1.0 is not used beside steps=60" in caplog.text
+    assert (run.config["limit"], run.plan.seconds) == ("steps", None)
 
 
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[Any]:

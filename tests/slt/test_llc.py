@@ -415,3 +415,13 @@ def test_what_would_change_the_target_is_refused() -> None:
             slt.llc(*given, power=power)
     found = slt.llc(*given, num_data=5000, steps=20)
     assert (found.num_data, found.posterior.config["batch_size"]) == (5000, 60)
+
+
+@pytest.mark.self_checked
+def test_a_minibatch_of_all_rows_adds_no_heat_whatever_these_stand_for() -> None:
+    """What it would have added beside 5000 rows was subtracted."""
+    problem = regression(60, 2)
+    given = problem.model, LIKELIHOOD, (problem.x, problem.y)
+    found = slt.llc(*given, num_data=5000, steps=700)
+    assert found.posterior.config["effective_temperature"]["minibatch"] == 0
+    assert found.minibatch_bias == 0

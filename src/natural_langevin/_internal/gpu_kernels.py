@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,22 +15,29 @@ from natural_langevin._internal import gpu_build
 from natural_langevin._internal.messages import first_line
 
 Trial = tuple[Any, Sequence[Tensor], Sequence[Tensor]]
-_ALLOWED = [True]
+#: The threads that are inside of ``plain``, each as often as it is.
+_PLAIN: list[int] = []
 
 
 @contextmanager
 def plain() -> Iterator[None]:
-    """Inside this block no kernel is used: for results that kernels are compared with."""
-    _ALLOWED.append(False)
+    """Inside this block no kernel is used: for results that kernels are compared with. What other
+    threads compute meanwhile stays as it is."""
+    here = threading.get_ident()
+    _PLAIN.append(here)
     try:
         yield
     finally:
-        _ALLOWED.pop()
+        _PLAIN.remove(here)
 
 
 def allowed() -> bool:
-    """Whether kernels may be used: outside of ``plain``."""
-    return _ALLOWED[-1]
+    """Whether kernels may be used: outside of ``plain``. Threads that Python did not start may be
+    autograd's, which calls hooks there on behalf of any other."""
+    if not _PLAIN:
+        return True
+    foreign = threading.current_thread().name.startswith("Dummy-")
+    return not foreign and threading.get_ident() not in _PLAIN
 
 
 def reachable(on: Tensor) -> bool:
@@ -45,7 +53,7 @@ def reachable(on: Tensor) -> bool:
 def usable(on: Tensor, *, batched: bool = False) -> bool:
     """Whether a kernel may read this tensor's memory: inside torch.func's transformations (vmap,
     grad) a tensor has none of its own. ``batched``: the kernel knows what to do inside vmap."""
-    return _ALLOWED[-1] and reachable(on) and all(batched and t == VMAP for t in transformations())
+    return reachable(on) and allowed() and all(batched and t == VMAP for t in transformations())
 
 
 VMAP = torch._C._functorch.TransformType.Vmap

@@ -24,9 +24,10 @@ chance. With M = D^{-1/2} C D^{-1/2}, whose tr M^2 is the mean of |M s|^2,
 where the second term is the trace's. Nothing needs the chain to have converged.
 
 A minibatch adds noise of its own, which is not Langevin's: eta C (v_B - v). Its size follows from
-the difference of two halves of a batch (without replacement from N, hence the last factor):
+the difference of two halves of a batch (without replacement from R rows, hence the last factor;
+these are N, but where ``num_data`` says otherwise):
 
-    minibatch = N/(2 eta) |eta C delta|^2 / tr(D^{-1} C),   delta = (v_1 - v_2)/2 sqrt(1 - B/N)
+    minibatch = N/(2 eta) |eta C delta|^2 / tr(D^{-1} C),   delta = (v_1 - v_2)/2 sqrt(1 - B/R)
 
 in units of temperature: 0.3 means that samples may be as hot as T + 0.3. That holds for independent
 minibatches; ``left_by_epochs`` is the share that remains for shuffled epochs.
@@ -140,9 +141,10 @@ def measure(
     num_data: float,
     *,
     chain_axis: bool,
+    rows: float | None = None,
     seed: int = 0,
 ) -> Replicates:
-    """One step per batch, from ``state`` on, which is not changed.
+    """One step per batch, from ``state`` on, which is not changed. ``rows``: R; None: N.
 
     With control variates the noise is measured on plain gradients, and minibatch heat is not
     measured, because that of plain gradients would be wrong."""
@@ -160,7 +162,7 @@ def measure(
         C = dynamics.factor(used, state.params, num_data)
         weights = _rough_diagonal(C, state, generator)
         sums = _step_sums(dynamics, state, new, batch, rates, num_data, C, weights, chain_axis,
-                          generator)  # fmt: skip
+                          generator, num_data if rows is None else rows)  # fmt: skip
         if reduced:
             sums[..., _HEAT] = torch.nan
         finite = torch.isfinite(sums[..., : _TRACE + 1]).flatten(1).all(1)
@@ -193,9 +195,10 @@ def _step_sums(
     weights: Params,
     chain_axis: bool,
     generator: torch.Generator,
+    rows: float,
 ) -> Tensor:
     eta, theta = rates.step_size, old.params
-    v, delta = _gradient_of_halves(dynamics, old, new, batch, num_data, chain_axis)
+    v, delta = _gradient_of_halves(dynamics, old, new, batch, num_data, chain_axis, rows)
     p = {k: -per_chain(eta, c) * c for k, c in metric.apply(v).items()}
     heat = {k: per_chain(eta, c) * c for k, c in metric.apply(delta).items()}
     root = {k: weights[k].rsqrt() for k in weights}
@@ -250,6 +253,7 @@ def _gradient_of_halves(
     batch: Batch,
     num_data: float,
     chain_axis: bool,
+    rows: float,
 ) -> tuple[Params, Params]:
     """v on the batch, and delta: a vector with the covariance of its minibatch noise."""
     axis = 1 if chain_axis else 0
@@ -267,7 +271,7 @@ def _gradient_of_halves(
     if not first:
         return gradients[0], {k: torch.full_like(g, torch.nan) for k, g in gradients[0].items()}
     share = first / size
-    left = max(0.0, 1 - size / float(num_data)) * share * (1 - share)
+    left = max(0.0, 1 - size / float(rows)) * share * (1 - share)
     one, two = gradients
     mean = {k: (1 - share) * one[k] + share * two[k] for k in one}
     return mean, {k: left**0.5 * (one[k] - two[k]) for k in one}

@@ -208,10 +208,13 @@ def log_marginal_likelihood(
     error = torch.tensor([_error(r) for r in reduced], dtype=torch.float64)
     variance = torch.stack([r.var() for r in raw])
     below, below_error = from_prior(log_p, float(beta[0]))
-    total, weight = thermodynamic(beta, mean, variance)
+    total, weight, steep = thermodynamic(beta, mean, variance)
+    # The slope at the posterior is a variance, of which few effective draws know little.
+    squares = [_error((r - r.mean()).square()) for r in raw]
+    slope_error = steep * torch.tensor(squares, dtype=torch.float64)
     return Evidence(
         value=float(total) + below,
-        error=math.hypot(float((weight * error).square().sum().sqrt()), below_error),
+        error=math.hypot(float((weight * error).norm()), float(slope_error.norm()), below_error),
         stepping_stone=stepping_stone(beta, raw) + below,
         powers=beta,
         mean=mean,
@@ -361,20 +364,25 @@ def ladder(deviation: float, weights: int) -> Tensor:
     return found
 
 
-def thermodynamic(beta: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+def thermodynamic(beta: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """integral of E_beta[ln p] from beta_1 to 1 by Hermite's cubic in ln beta, from the means and
-    variances of ln p at every power; and the weight of every mean in it. The mean of ln p at the
-    last power, which is large, is integrated separately and exactly."""
+    variances of ln p at every power; and the weights of every mean and variance in it. The mean of
+    ln p at the last power, which is large, is integrated separately and exactly."""
     h, last = beta.log().diff(), mean[-1]
     g = beta * (mean - last)
-    slope = g + beta * _monotone(mean.diff() / h, beta * variance)
+    own = beta * variance
+    ascending = _monotone(mean.diff() / h, own)
+    slope = g + beta * ascending
     rest = (h * (g[1:] + g[:-1]) / 2 + h.square() * (slope[:-1] - slope[1:]) / 12).sum()
     weight = torch.zeros_like(beta)
     weight[1:] += h / 2 - h.square() / 12
     weight[:-1] += h / 2 + h.square() / 12
     weight = weight * beta
     weight[-1] += 1 - beta[0] - weight.sum()
-    return (1 - beta[0]) * last + rest, weight
+    steep = torch.zeros_like(beta)
+    steep[:-1] += h.square() / 12
+    steep[1:] -= h.square() / 12
+    return (1 - beta[0]) * last + rest, weight, steep * beta.square() * (ascending == own)
 
 
 def _monotone(secants: Tensor, slopes: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ from natural_langevin.statistics import Basis, Gradients, Group, grouped, prepar
 from natural_langevin.statistics import samples as per_sample
 from natural_langevin.statistics.moments import Averaging, Moments, chunk_numbers
 from natural_langevin.statistics.plan import Plan, make_plan
-from natural_langevin.statistics.prepare import dropout_rates
+from natural_langevin.statistics.prepare import dropout_rates, refuse_layers
 from natural_langevin.statistics.rules.rewritten import RewrittenLayer
 from natural_langevin.statistics.selfcheck import check_statistics
 from natural_langevin.statistics.statistics import LayerStatistics, Recorded
@@ -88,8 +88,9 @@ class Fisher:
         self.requests, self.targets = preconditioner.requests, preconditioner.targets
         # The losses of drawn labels are summed, whatever the user's are.
         self.model, self.reduction = model, "sum" if self.targets == "model" else reduction
+        self._modes: set[bool] = set()  # of the model, training or not, in which it was looked at
         copied = self._copied(model)
-        refuse_dropout(model)
+        self._look_at_mode()
         prepare_model(copied)
         self.network_copy, self.cotangent = NetworkCopy(copied), Cotangent()
         self.gradients = Gradients(
@@ -145,9 +146,17 @@ class Fisher:
 
     # A forward pass -------------------------------------------------------------------------------
 
+    def _look_at_mode(self) -> None:
+        """Refuses layers that are not deterministic, whether or not there are statistics."""
+        if self.model.training not in self._modes:
+            refuse_dropout(self.model)
+            refuse_layers(self.model)
+            self._modes.add(self.model.training)
+
     def _plan_for(self, arguments: Arguments) -> tuple[Arguments, Plan | None, frozenset[str]]:
         """How the statistics of such a call are found; rehearsed once for every kind of call."""
         self.gather()  # of earlier passes: their activations can go
+        self._look_at_mode()
         if not self.due():
             return arguments, None, frozenset()
         # A pass of the bare module, on one rank perhaps, does not end what all of them share.
@@ -158,7 +167,6 @@ class Fisher:
             )
         kind = (arguments.kind, self.model.training)
         if kind not in self._plans:
-            refuse_dropout(self.model)
             self.network_copy.follow(self.model)
             prepare_model(self.network_copy.model)
             self._plans[kind] = self._rehearsed(arguments)

@@ -229,6 +229,7 @@ class NaturalLangevin(torch.optim.Optimizer):
         self._table: RatesTable | None = None
         self.capturable = capturable
         self._unread: _Unread | None = None  # of the last step, on a GPU
+        self._run_checked = False
         defaults = {"lr": lr(0) if callable(lr) else lr, "temperature": temperature}
         super().__init__(as_groups(params, self._names), defaults)
         self._table_at(0)  # wrong rates fail here
@@ -378,8 +379,9 @@ class NaturalLangevin(torch.optim.Optimizer):
         updates = self._current_updates()
         moments = self._fisher.moments(scale.statistics, samples) if rates.kind.adapts else {}
         keep = self._finite_later(gradient, step)
-        if rates.kind.first:
+        if not self._run_checked:
             self._check_run(samples)
+            self._run_checked = True
         for number, update in updates:
             group, device = self.param_groups[number], update.device
             lr = _on(device, group["lr"], rates.decay.dtype)
@@ -514,10 +516,10 @@ class NaturalLangevin(torch.optim.Optimizer):
 
     def _check_run(self, samples: float) -> None:
         """Before the first step: whether the dynamics can do with this metric and batch size."""
-        largest = max(float(group["lr"]) for group in self.param_groups)
-        run = Conditions(torch.tensor([largest]), int(samples), self.num_data, adapts=True)
-        temperature = torch.tensor([float(self.param_groups[0]["temperature"])])
-        self.dynamics.check(self._chain().dynamics(self._prior, temperature), run)
+        for group in self.param_groups:
+            lr, temperature = (torch.tensor([float(group[k])]) for k in ("lr", "temperature"))
+            run = Conditions(lr, int(samples), self.num_data, adapts=True)
+            self.dynamics.check(self._chain().dynamics(self._prior, temperature), run)
 
     def _basis(self) -> Basis:
         """The basis in which the metric needs the statistics of the next passes; without chain

@@ -162,7 +162,7 @@ def _kinetic(config: Mapping[str, Any]) -> diagnostics.Kinetic | None:
     eta, steepest = plan.step_size, plan.measured.get("curvature")
     if not isinstance(eta, float) or steepest is None:
         return found
-    left = left_by_epochs(eta * steepest, config["num_data"], size)
+    left = left_by_epochs(eta * steepest, config.get("rows", config["num_data"]), size)
     return replace(found, minibatch=found.minibatch * left)
 
 

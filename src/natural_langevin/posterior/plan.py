@@ -205,6 +205,11 @@ class Plan:
             return False
         return self.decided.get("step_size") == _shown(self.step_size)
 
+    @property
+    def seconds_changed(self) -> bool:
+        """Whether its seconds are others than those that its steps were chosen by."""
+        return self.decided.get("seconds") != (None if self.seconds is None else str(self.seconds))
+
     def gentler(self) -> Plan:
         """The same with a tenth of the step size, and one attempt less."""
         before = _one(self.step_size)

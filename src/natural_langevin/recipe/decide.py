@@ -10,7 +10,6 @@ prior was given, trials of its scale on held-out rows; nothing else is run.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -40,7 +39,7 @@ from natural_langevin.run.problem import starts
 from natural_langevin.run.problem.motion import Motion
 from natural_langevin.run.problem.step_size_checks import known_step_size
 from natural_langevin.run.problem.validation import whole_number
-from natural_langevin.run.time_limit import NO_LIMIT, TimeLimit
+from natural_langevin.run.time_limit import NO_LIMIT, Time, TimeLimit
 from natural_langevin.run.until import parse, thinning
 
 log = logging.getLogger("natural_langevin")
@@ -105,8 +104,9 @@ def follow(motion: Motion, plan: Plan) -> Motion:
 
 
 def adopted(
-    motion: Motion, given: Given, plan: Plan, asked: Asked, there: Mapping[str, Any]
-) -> Plan:
+    motion: Motion, given: Given, plan: Plan, asked: Asked, there: Mapping[str, Any],
+    limit: TimeLimit = NO_LIMIT,
+) -> Plan:  # fmt: skip
     """A plan made beforehand, changed by the arguments given beside it; refused if it was made for
     another prior, another metric or other dynamics, which are the sampler's own. ``there``: the
     configuration of a checkpoint. If it is of this plan, its current phase is extended to the steps
@@ -118,8 +118,11 @@ def adopted(
             "the plan belongs to another sampler: a prior or step size was given there and is "
             "chosen here, or the other way round. Give a plan returned by this sampler's plan(data)"
         )
-    names = ["recipe", "metric", "dynamics"] + ["prior"] * (not given.scale_open)
-    for name in names:
+    if plan.start == "given" and motion.start_weights is None:
+        raise ValueError('start is "given" in the plan, and init= of this sampler is no weights')
+    if plan.prior == (at_scale := _named(follow(motion, plan), given, asked).prior):
+        ours = replace(ours, prior=at_scale)
+    for name in ("recipe", "metric", "dynamics", "prior"):
         if (theirs := getattr(plan, name)) != (here := getattr(ours, name)):
             raise ValueError(
                 f"the plan belongs to another sampler: {name} is {theirs} there, {here} here. "
@@ -131,7 +134,34 @@ def adopted(
         phase, steps = int(there.get("phase", 0)), int(there["steps"])
         if asked.steps >= steps:
             return same if asked.steps == steps else same.longer(phase, asked.steps)
-    return _with(plan, asked)
+    found = _with(plan, asked)
+    if asked.seconds is None or found.until is not None:
+        return found
+    return _in_time(follow(motion, found), found, given.settings.time, limit)
+
+
+def _in_time(motion: Motion, plan: Plan, rule: Time, limit: TimeLimit) -> Plan:
+    """The plan, or as much of it as there is time for: what is open of its burn-in and thinning is
+    that of a run of the steps expected, which the clock ends."""
+    if not limit.ends_run:
+        raise ValueError(
+            f"seconds={plan.seconds:g} cannot end the run of a plan that has a checkpoint, or "
+            "several processes: its steps are counted. Give steps=, or seconds= to plan(data)"
+        )
+    size = plan.schedule() or motion.step_size
+    assert size is not None
+    assert plan.seconds is not None
+    down = 0 if plan.descent is None else motion.problem.chains.count
+    steps = pace.steps_within(
+        motion, plan.seconds, plan.batch_size, size, rule, going_down=down, limit=limit
+    )
+    most = plan.steps if plan.open_end is None else plan.open_end.most
+    if steps >= most:
+        return plan
+    _, burn_in, thin = plan.usual(steps, plan.burn_in, plan.thin)
+    steps = min(most, max(int(rule.more * steps), burn_in + thin))
+    reasons = dict(plan.reasons) | dict.fromkeys(("steps", "burn_in", "thin"), AS_TIME_ALLOWS)
+    return replace(plan, steps=steps, burn_in=burn_in, thin=thin, end=None, reasons=reasons)
 
 
 def is_of(plan: Plan, given: Given) -> bool:
@@ -322,12 +352,14 @@ def _by_recipe(motion: Motion, given: Given, asked: Asked, limit: TimeLimit) -> 
         reasons=dict(named.reasons) | choice.reasons() | {"start": why, "batch_size": batch_why},
     )
     affordable = None
-    if asked.steps is None and asked.seconds is not None and asked.until is None:
+    # Of several processes only the run without a target is as long as all of them have measured.
+    by_time = asked.steps is None and asked.seconds is not None
+    if by_time and (limit.exists or asked.until is None):
         plan, affordable = _within(search, plan, choice, limit, chains_open=given.chains_open)
     begin_at = choice.end if downhill and limit.exists else None
     lengths = _length(search, plan, choice, asked, affordable, ends=limit.ends_run)
     reasons = dict(plan.reasons) | {"steps": lengths.reason}
-    if affordable is not None:
+    if lengths.reason == AS_TIME_ALLOWS:
         chosen = [k for k in ("burn_in", "thin") if getattr(asked, k) is None]
         reasons |= dict.fromkeys(chosen, AS_TIME_ALLOWS)
     plan = replace(
@@ -428,29 +460,30 @@ def _length(
 ) -> run_length.Length:  # fmt: skip
     """The length of the run. ``affordable``: steps that there is time for, if time is limited;
     ``ends``: whether the clock ends it. Where a target may end it, ``steps`` is the most it may
-    take, and burn-in and thinning are those of a run of the usual length."""
+    take, and burn-in and thinning are those of a run of the usual length, or of the time that there
+    is if that is less."""
     problem, costs = follow(search.motion, plan).problem, search.costs
-    steps = asked.steps if affordable is None else affordable
-    if affordable is not None and ends:  # burn-in and thinning are those of the steps expected
-        _, burn_in, thin = plan.usual(affordable, asked.burn_in, asked.thin)
-        asked = replace(asked, burn_in=burn_in, thin=thin)
-        steps = int(costs.settings.time.more * affordable)
-    length = functools.partial(
-        run_length.choose, choice, costs.settings, costs.budget, burn_in=asked.burn_in,
-        thin=asked.thin,
-        work=costs.per_sample * problem.chains.count * plan.batch_size,
-        fewest=costs.fewest_steps(problem.rows()[2], plan.batch_size, problem.chains.count),
-    )  # fmt: skip
-    found = length(steps=steps)
-    if affordable is not None:
-        found = found._replace(reason=AS_TIME_ALLOWS)
-    if asked.until is not None:
-        usual = found if steps is None else length(steps=None)
-        if steps is None or steps > usual.steps:
-            weights = 4 * problem.chains.count * problem.weights
-            most = costs.settings.length.until
-            found = extended(plan, usual, steps, asked.thin, weights, most)
-    return found
+
+    def length(steps: int | None, burn_in: int | None, thin: int | None) -> run_length.Length:
+        return run_length.choose(
+            choice, costs.settings, costs.budget, steps=steps, burn_in=burn_in, thin=thin,
+            work=costs.per_sample * problem.chains.count * plan.batch_size,
+            fewest=costs.fewest_steps(problem.rows()[2], plan.batch_size, problem.chains.count),
+        )  # fmt: skip
+
+    burn_in, thin = asked.burn_in, asked.thin
+    usual = None if asked.until is None else length(None, burn_in, thin)
+    if affordable is not None and (usual is None or affordable < usual.steps):
+        steps = affordable
+        if ends or usual is not None:  # burn-in and thinning are those of the steps expected
+            _, burn_in, thin = plan.usual(affordable, burn_in, thin)
+            steps = int(costs.settings.time.more * affordable)
+        return length(steps, burn_in, thin)._replace(reason=AS_TIME_ALLOWS)
+    if usual is None or (asked.steps is not None and asked.steps <= usual.steps):
+        return length(asked.steps, burn_in, thin)
+    weights = 4 * problem.chains.count * problem.weights
+    most = costs.settings.length.until
+    return extended(plan, usual, asked.steps, asked.thin, weights, most)
 
 
 def extended(

@@ -47,7 +47,10 @@ def of_steps(
     while taken < rule.enough and done + count <= rule.timed:
         began = time_limit.clock()
         state, _ = engine.run(state, done, count)
-        done, taken = done + count, time_limit.clock() - began
+        took = time_limit.clock() - began
+        # All processes take the same steps, at the pace of the slowest.
+        others = motion.problem.chains.processes.exchange("the pace of steps", repr(took))
+        done, taken = done + count, max(map(float, others))
         pace, count = taken / count, 2 * count
     return max(pace, 1e-9), engine.way
 

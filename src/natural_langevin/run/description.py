@@ -71,6 +71,8 @@ def described(
     }
     if problem.user.signature.several:
         found["inputs"] = problem.user.signature.several
+    if stream.num_data not in (None, engine.num_data):
+        found["rows"] = stream.num_data
     if plan.until is not None:
         found["until"] = plan.until
     if (schedule := plan.schedule()) is not None:

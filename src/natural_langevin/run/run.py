@@ -170,8 +170,9 @@ def _phase(
     wanted, began = parse_until(plan.until), clock()
     by_clock = plan.seconds is not None and (wanted is not None or options.limit.ends_run)
     target = EssTarget(
-        wanted, so_far, engine.stream.example()[0], seconds=left if by_clock else None
-    )
+        wanted, so_far, engine.stream.example()[0], seconds=left if by_clock else None,
+        anywhere=lambda late: mesh.any([late])[0],
+    )  # fmt: skip
     watcher = Watching(
         engine, mesh, target, steps=phase.steps,
         again=again if plan.may_begin_again and not options.trial else None,

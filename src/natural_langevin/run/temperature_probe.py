@@ -91,5 +91,6 @@ def measure(engine: Engine, state: State, count: int) -> kinetic.Replicates:
     rates = engine.rates.row(max(0, min(start, len(engine.rates)) - 1))
     rates = rates._replace(kind=rates.kind._replace(explores=False))  # there is no noise there
     return kinetic.measure(
-        dynamics, state, batches, rates, engine.num_data, chain_axis=stream.chain_axis
-    )
+        dynamics, state, batches, rates, engine.num_data, chain_axis=stream.chain_axis,
+        rows=stream.num_data,
+    )  # fmt: skip

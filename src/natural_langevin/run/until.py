@@ -73,11 +73,13 @@ class EssTarget:
         x: Tensor,
         *,
         seconds: Callable[[], float] | None = None,
+        anywhere: Callable[[bool], bool] = bool,
     ) -> None:
-        """``seconds``: those that are left when steps ``begin``."""
+        """``seconds``: those that are left when steps ``begin``. ``anywhere``: whether something is
+        so at any of the processes, which read the effective sample size together."""
         self.wanted, self.ess, self.reached = wanted, math.nan, "steps"
         self._posterior, self._x = posterior, x
-        self._seconds, self._end = seconds, math.inf
+        self._seconds, self._end, self._anywhere = seconds, math.inf, anywhere
         self._next = 0
 
     def begin(self) -> None:
@@ -89,6 +91,7 @@ class EssTarget:
         """After ``kept`` draws; ``last``: the run ends in any case, and a reading is wanted."""
         self.begin()
         late = time_limit.clock() > self._end and kept >= FEWEST_WITHOUT_TIME
+        late = late if self._seconds is None else self._anywhere(late)
         if self.wanted is not None and kept >= FEWEST_DRAWS:
             self._next = self._next or self._first(state)
             if late or last or kept >= self._next:

@@ -389,7 +389,7 @@ def _minibatch_bias(
     """The bias by minibatches, from the heat that the run measured; 0 for full batches."""
     config, plan = posterior.config, posterior.plan
     heat = (config.get("effective_temperature") or {}).get("minibatch")
-    minibatches = float(config["num_data"]) / float(config["batch_size"])
+    minibatches = float(config.get("rows", config["num_data"])) / float(config["batch_size"])
     if not heat or minibatches <= 1:
         return 0.0
     return epochs.bias(

@@ -136,8 +136,8 @@ def dropout_rates(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 def prepare_model(model: nn.Module, level: int = logging.INFO) -> None:
     """Makes a private copy's forward pass deterministic, or refuses what cannot be; ``level``: at
     which that is logged."""
+    refuse_layers(model)
     for name, module in model.named_modules():
-        _refuse_layer(f"layer {name!r} ({type(module).__name__})", module)
         if isinstance(module, _DropoutNd) and module.training and module.p > 0:
             module.eval()
             log.log(level, "dropout layer %r is switched off: sampling replaces it", name)
@@ -148,6 +148,12 @@ def prepare_model(model: nn.Module, level: int = logging.INFO) -> None:
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0  # no fused fast path, which calls none of its layers
     rewrite_layers(model)
+
+
+def refuse_layers(model: nn.Module) -> None:
+    """Refuses layers, as they are now, with which the outputs have no likelihood."""
+    for name, module in model.named_modules():
+        _refuse_layer(f"layer {name!r} ({type(module).__name__})", module)
 
 
 def _refuse_layer(what: str, module: nn.Module) -> None:

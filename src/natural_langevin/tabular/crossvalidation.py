@@ -212,11 +212,9 @@ class TableFit:
         took = self._pace(sampler, data, plan)
         if (left := self.clock.until(part)) is not None and self.settings.given_steps is None:
             steps, seconds = max(10, int(share * left / took)), max(share * left, 0.1)
-            plan = replace(plan, steps=steps, end=None)
             if self.checkpoint is None:  # the clock ends it: steps are cheaper once burn-in is over
-                _, burn_in, thin = plan.usual(steps)
                 steps = int(sampler.given.settings.time.more * steps)
-                plan = replace(plan, steps=steps, burn_in=burn_in, thin=thin)
+            plan = replace(plan, steps=steps, end=None)
         return self._run(sampler, data, plan, title, begin=begin, seconds=seconds)
 
     def sound(self, view: View, posterior: Posterior) -> Tensor:
@@ -293,7 +291,8 @@ class TableFit:
             begin=begin,
             probe=False,  # which would cost more than the run itself
         )
-        return sampler.sampled(data, Asked(seconds=seconds), options, plan)
+        ends = seconds if options.checkpoint is None else None  # otherwise steps are counted
+        return sampler.sampled(data, Asked(seconds=ends), options, plan)
 
     def _pace(self, sampler: Langevin, data: Any, plan: Plan) -> float:
         """Seconds of a step of a plan, where time is limited: these are spent as well."""

@@ -422,7 +422,7 @@ def native(*tensors: Tensor) -> bool:
     """Whether native sums take these."""
     one = tensors[0]
     fits = all(t.device.type == "cpu" and t.dtype == one.dtype for t in tensors)
-    plain = allowed() and not torch.compiler.is_compiling()
+    plain = not torch.compiler.is_compiling() and allowed()
     return fits and plain and bool(_NATIVE) and _NATIVE[0].serves(one.dtype)
 
 

@@ -1,9 +1,9 @@
 """The recipe: how ``Langevin(model, likelihood).sample(data)`` chooses what is not given. Every
 constant stands in ``settings``, with its reason; docs/defaults.md is the same for users.
 
-Dynamics: underdamped, BAOAB. Metric: quasi-diagonal; of few weights the full Fisher matrix, of
-labels drawn from the model where these are no classes, or its blocks by unit if all layers are
-linear. It is averaged over burn-in and then frozen; until then it
+Dynamics: underdamped, BAOAB. Metric: quasi-diagonal, of labels drawn from the model where these are
+real numbers; of few weights the full Fisher matrix, likewise, or its blocks by unit if all layers
+are linear. It is averaged over burn-in and then frozen; until then it
 includes the batch that it is applied to, which limits the step for unusual batches and biases
 burn-in only.
 
@@ -37,9 +37,14 @@ from torch import Tensor, nn
 from natural_langevin import preconditioners, priors, schedules
 from natural_langevin._internal.chains import Params
 from natural_langevin.dynamics.underdamped import Underdamped
+from natural_langevin.execution.kernels.native import settings
 from natural_langevin.likelihoods import Likelihood
 from natural_langevin.posterior.plan import Calibration
-from natural_langevin.preconditioners.base import AveragedPreconditioner, FisherPreconditioner
+from natural_langevin.preconditioners.base import (
+    AveragedPreconditioner,
+    FisherPreconditioner,
+    Targets,
+)
 from natural_langevin.recipe.settings import Batch, Metric, StepSize
 
 
@@ -62,16 +67,20 @@ def metric(model: object, likelihood: object, rule: Metric) -> preconditioners.P
     """The default metric."""
     if not isinstance(model, nn.Module):
         return preconditioners.QuasiDiagonalFisher()  # what was given instead is refused by name
+    # Where rows are fitted more closely than their noise is wide, the gradients of the data vanish,
+    # so that their metric is too wide, and chains are thrown to where it keeps them. Labels drawn
+    # from the model have gradients everywhere; those of confident classes hardly
+    # (``MODEL_DAMPING``).
+    known = likelihood if isinstance(likelihood, Likelihood) else None
+    drawn = known is not None and known.can_draw and not known.discrete
     trainable = [p for p in model.parameters() if p.requires_grad]
     if sum(p.numel() for p in trainable) > rule.few_weights:
-        return preconditioners.QuasiDiagonalFisher(every=rule.every)
+        drawn = drawn and known is not None and settings.draws(known)
+        targets: Targets = "model" if drawn else "data"
+        return preconditioners.QuasiDiagonalFisher(targets=targets, every=rule.every)
     layers = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
     if all(isinstance(m, nn.Linear) for m in layers):
         return preconditioners.UnitFisher(every=rule.every)
-    # The descent may end where every row is fitted: the gradients of the data vanish there, so that
-    # their metric is far too wide, and chains are thrown to where it keeps them. Labels drawn from
-    # the model have gradients everywhere; those of confident classes hardly (``MODEL_DAMPING``).
-    drawn = isinstance(likelihood, Likelihood) and likelihood.can_draw and not likelihood.discrete
     return preconditioners.FullFisher(targets="model" if drawn else "data", every=rule.every)
 
 

@@ -149,15 +149,25 @@ class Law(NamedTuple):
     scale: tuple[float, ...] | None = None
 
 
+def draws(one: likelihoods.Likelihood) -> bool:
+    """Whether labels can be drawn from the likelihood here, if it is known here."""
+    weighted = one.class_weights is not None or one.ignore_index is not None
+    name = _known_as(one, likelihoods)
+    if name == "Scaled":
+        return draws(cast("likelihoods.Scaled", one).likelihood)
+    if name not in _LIKELIHOODS:
+        return True
+    return name not in _NOT_DRAWN and not weighted and one.own_parameter is None
+
+
 def likelihood(one: likelihoods.Likelihood, *, drawn: bool) -> Law:
     """The likelihood's number and settings. ``drawn``: whether labels are drawn from it."""
     name = _known_as(one, likelihoods)
     if name == "Scaled":
         scaled = cast("likelihoods.Scaled", one)
         return likelihood(scaled.likelihood, drawn=drawn)._replace(scale=scaled.scale)
-    weighted = one.class_weights is not None or one.ignore_index is not None
     own = one.own_parameter is not None
-    if name not in _LIKELIHOODS or (drawn and (weighted or own or name in _NOT_DRAWN)):
+    if name not in _LIKELIHOODS or (drawn and not draws(one)):
         raise UnsupportedError(f"the likelihood {one!r}")
     variance = 0.0 if one.known_width is None else float(one.known_width) ** 2
     if isinstance(dispersion := getattr(one, "dispersion", ""), int | float):

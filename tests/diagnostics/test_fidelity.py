@@ -58,7 +58,7 @@ def test_numbers_and_the_temperature_of_a_gaussian_posterior(
     regression: Regression, temperature: float, heat: str
 ) -> None:
     found = diagnostics.fidelity(
-        regression.at(temperature), regression.data, trajectories=50, steps=3
+        regression.at(temperature), regression.data, trajectories=100, steps=3
     )
     # dE/dT = Var U is exact here: d/2 T, so the reading is the temperature within its error.
     assert abs(found.temperature.value - temperature) < 5 * found.temperature.error

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from natural_langevin import random
+from natural_langevin import random, schedules
 from natural_langevin._internal.chains import Params, likelihood_powers
 from natural_langevin._internal.messages import text_shown
 from natural_langevin.data.checks import split_pair
@@ -268,7 +268,8 @@ def _reference_draws(
     prepare_model(model, logging.DEBUG)  # the user's sampler has said the same
     first = next(iter(starts.values()))
     chains, device = len(first), first.device
-    metric, integrator = QuasiDiagonalFisher(), Adjusted(steps=steps)
+    metric = QuasiDiagonalFisher(decay=schedules.polynomial_average())
+    integrator = Adjusted(steps=steps)
     ids = torch.arange(chains, device=device)
     on = LangevinDynamics(
         integrator,
@@ -285,7 +286,7 @@ def _reference_draws(
     burn_in = steps * max(1, trajectories // 2)
     total = burn_in + steps * trajectories
     rates = RatesTable.build(
-        0.1, metric.ema_schedule(burn_in), stop=total, chains=chains, tuned=burn_in,
+        0.1, integrator.adaptation(metric, burn_in), stop=total, chains=chains, tuned=burn_in,
         settles=metric.adapt == "burn-in", dtype=first.dtype, device=device,
     )  # fmt: skip
     on.prepare(starts, data[0])

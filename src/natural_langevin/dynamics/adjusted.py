@@ -16,14 +16,19 @@ that none is periodic. Where C is the posterior's own scale, a trajectory is an 
 sqrt(2 eta) on a circle: a quarter of it is best, half of it only mirrors.
 
 A step of the sampler is one leapfrog step, hence one gradient: ``state.params`` is the chain, which
-moves when a trajectory ends, at every ``steps``-th step; ``state.own`` holds the trajectory.
+moves when a trajectory ends, at every ``steps``-th step; ``state.own`` holds the trajectory. Before
+its end that is plain leapfrog steps in one metric, which whoever has a quick way for them may take
+(``Adjusted.free``, ``Adjusted.caught``): with r = sqrt(2 eta T / N) A p
+
+    r <- r - 2 eta C v,    theta <- theta + r.
 
 In the first ``burn_in`` steps of a run eta is tuned, every chain its own: by a factor f on the
 given step size, after trajectory k
 
     ln f <- ln f + k^{-0.6} (acceptance probability - target_acceptance)  (Robbins & Monro 1951)
 
-and the metric adapts to the points where the chain stays. Both are frozen afterwards.
+and in the first half of these steps the metric adapts to the points that the chain moves to. Both
+are frozen afterwards.
 """
 
 from __future__ import annotations
@@ -35,17 +40,20 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from natural_langevin import random
+from natural_langevin import random, schedules
 from natural_langevin._internal.chains import Params, average, dot, per_chain
 from natural_langevin.dynamics.base import State
-from natural_langevin.dynamics.frame import Conditions, Integrator, LangevinDynamics
+from natural_langevin.dynamics.frame import Conditions, Integrator, KernelUpdate, LangevinDynamics
 from natural_langevin.dynamics.rates import Rates
+from natural_langevin.preconditioners import Factor, Preconditioner
 from natural_langevin.statistics import Evaluation
 
 #: The best rates of MALA and HMC in many dimensions (Roberts & Rosenthal 1998, Beskos et al. 2013).
 BEST_OF_ONE, BEST_OF_SEVERAL = 0.574, 0.651
 #: The gain of the tuning falls with this power of the number of trajectories.
 POWER = 0.6
+#: The part of burn-in in which the metric adapts.
+ADAPTS = 0.5
 #: ln of the largest change of a trajectory's step size.
 JITTER = 0.2
 
@@ -57,6 +65,7 @@ class Trajectory(NamedTuple):
     momentum: Params  # p, half a kick ahead of it
     gradient: Params  # v at the chain's own point
     energy: Tensor  # U there
+    loss: Tensor  # and the mean log-loss
     hamiltonian: Tensor  # U + |p|^2 / 2 at the trajectory's beginning
     step_size: Tensor  # eta of this trajectory
     factor: Tensor  # f
@@ -96,6 +105,15 @@ class Adjusted(Integrator):
             )
 
     @property
+    def trajectory(self) -> int:
+        return self.steps
+
+    def adaptation(self, metric: Preconditioner, burn_in: float) -> schedules.Schedule:
+        """At the ends of trajectories, in the first half of burn-in: a step size that is tuned
+        while the metric follows the chain is too large for one that stands still."""
+        return metric.ema_schedule(ADAPTS * burn_in, self.steps)
+
+    @property
     def target(self) -> float:
         """The acceptance probability that eta is tuned for."""
         if self.target_acceptance is not None:
@@ -132,6 +150,7 @@ class Adjusted(Integrator):
             momentum={k: torch.zeros_like(p) for k, p in params.items()},
             gradient={k: torch.zeros_like(p) for k, p in params.items()},
             energy=energy,
+            loss=zero.clone(),
             hamiltonian=hamiltonian,
             step_size=zero,
             factor=zero + 1,
@@ -151,6 +170,11 @@ class Adjusted(Integrator):
         needs one."""
         return torch.where(state.step == 0, loss, torch.zeros_like(loss))
 
+    def reported(self, state: State, loss: Tensor) -> Tensor:
+        """Where the chain stands: a proposal may be thrown anywhere, and is rejected."""
+        found: Tensor = state.own.loss
+        return found
+
     def update(
         self,
         on: LangevinDynamics,
@@ -163,7 +187,7 @@ class Adjusted(Integrator):
         count = on.weight(num_data)
         v = on.posterior_gradient(here, evaluation.gradient, num_data)
         energy = on.energy(here, evaluation.loss, num_data) / tau
-        metric, C = on.metric(state, evaluation, rates, num_data)
+        C = on.factor(state.metric, here, num_data)
 
         # The second half of the kick, and the decision where this ends a trajectory.
         p = _kicked(own.momentum, C.transpose(v), (own.step_size * count / (2 * tau)).sqrt())
@@ -175,8 +199,11 @@ class Adjusted(Integrator):
         theta = _choose(accept, here, own.proposal)
         gradient = _choose(accept, v, own.gradient)
         known = torch.where(accept, energy, own.energy)
+        metric, after = state.metric, C
         if rates.kind.adapts:
-            metric = pytree.tree_map(lambda a, b: _where(accept, a, b), metric, state.metric)
+            seen, _ = on.metric(state, evaluation, rates, num_data)
+            metric = pytree.tree_map(lambda a, b: _where(accept, a, b), seen, metric)
+            after = on.factor(metric, here, num_data)
 
         # Half a kick, of a new trajectory or of this one, and the way to the next point.
         done = ends & ~first
@@ -190,10 +217,10 @@ class Adjusted(Integrator):
         start = torch.where(ends, known + _kinetic(z), own.hamiltonian)
         p = _kicked(
             _choose(ends, z, p),
-            C.transpose(_choose(ends, gradient, v)),
+            after.transpose(_choose(ends, gradient, v)),
             (eta * count / (2 * tau)).sqrt(),
         )
-        way, scale = C.forward(p), (2 * eta * tau / count).sqrt()
+        way, scale = after.forward(p), (2 * eta * tau / count).sqrt()
         there = {k: x + per_chain(scale, x) * way[k] for k, x in _choose(ends, theta, here).items()}
         return state._replace(
             step=state.step + 1,
@@ -201,8 +228,9 @@ class Adjusted(Integrator):
             mean={k: average(state.mean[k], theta[k], rates.mean) for k in state.mean},
             metric=metric,
             own=own._replace(
-                proposal=there, momentum=p, gradient=gradient, energy=known, hamiltonian=start,
-                step_size=eta,
+                proposal=there, momentum=p, gradient=gradient, energy=known,
+                loss=torch.where(accept, evaluation.loss.to(own.loss), own.loss),
+                hamiltonian=start, step_size=eta,
             ),
         )  # fmt: skip
 
@@ -222,6 +250,44 @@ class Adjusted(Integrator):
             trajectories=own.trajectories + done,
         )
 
+    def inside(self, step: int) -> int:
+        """How many steps from this one on lie between the ends of a trajectory.
+
+        >>> [Adjusted(steps=3).inside(step) for step in range(4)]
+        [0, 2, 1, 0]
+        """
+        return -step % self.steps
+
+    def free(self, on: LangevinDynamics, state: State, metric: Factor, num_data: float) -> State:
+        """The trajectory alone, as ``Leapfrog`` moves it."""
+        own = state.own
+        way, scale = metric.forward(own.momentum), self._scale(on, own, num_data)
+        r = {k: per_chain(scale, x) * x for k, x in way.items()}
+        return state._replace(params=own.proposal, mean={}, own=Displacement(r))
+
+    def caught(
+        self,
+        on: LangevinDynamics,
+        state: State,
+        moved: State,
+        metric: Factor,
+        num_data: float,
+        mean: Tensor,
+    ) -> State:
+        """``state`` after the steps that ``moved`` has taken; ``mean``: by how much the running
+        mean has come nearer in them to where the chain stands."""
+        own, scale = state.own, self._scale(on, state.own, num_data)
+        assert metric.inverse is not None
+        p = metric.inverse({k: r / per_chain(scale, r) for k, r in moved.own.displacement.items()})
+        return state._replace(
+            step=moved.step.clone(),
+            mean={k: average(m, state.params[k], mean) for k, m in state.mean.items()},
+            own=own._replace(proposal={k: v.clone() for k, v in moved.params.items()}, momentum=p),
+        )
+
+    def _scale(self, on: LangevinDynamics, own: Trajectory, num_data: float) -> Tensor:
+        return (2 * own.step_size * on.temperature / on.weight(num_data)).sqrt()
+
     def report(self, state: State) -> dict[str, Tensor]:
         """The acceptance rate after tuning and the tuned eta, of every chain."""
         own = state.own
@@ -229,6 +295,47 @@ class Adjusted(Integrator):
             "acceptance": (own.accepted / own.trajectories.clamp_min(1)),
             "step_size_factor": own.factor,
         }
+
+
+class Displacement(NamedTuple):
+    """r of every parameter, what it moves by in a step: (chain, *shape)."""
+
+    displacement: Params
+
+
+@dataclass(frozen=True)
+class Leapfrog(Integrator):
+    """A trajectory between its ends: r <- r - eta C v, theta <- theta + r. BAOAB without friction,
+    and so without noise."""
+
+    friction = 0.0
+    integrator = "baoab"
+
+    def init(self, params: Params) -> Displacement:
+        return Displacement({k: torch.zeros_like(p) for k, p in params.items()})
+
+    def update(
+        self,
+        on: LangevinDynamics,
+        state: State,
+        evaluation: Evaluation,
+        rates: Rates,
+        num_data: float | Tensor,
+    ) -> State:
+        theta, eta, r = state.params, rates.step_size, state.own.displacement
+        v = on.posterior_gradient(theta, evaluation.gradient, num_data)
+        drift = on.factor(state.metric, theta, num_data).apply(v)
+        r = {k: r[k] - per_chain(eta, drift[k]) * drift[k] for k in theta}
+        moved = {k: theta[k] + r[k] for k in theta}
+        return on.arrived(state, moved, state.metric, evaluation, rates, own=Displacement(r))
+
+    @property
+    def kernels(self) -> frozenset[str]:
+        return frozenset({"mlp"})
+
+    @property
+    def kernel_update(self) -> KernelUpdate:
+        return KernelUpdate(0.0, 1.0, 2)
 
 
 def _kinetic(p: Params) -> Tensor:

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from natural_langevin import random
+from natural_langevin import random, schedules
 from natural_langevin._internal.chains import Batch, Params, average, number_or_chains
 from natural_langevin.dynamics.base import (
     Info,
@@ -95,6 +95,15 @@ class Integrator:
     def check(self, on: LangevinDynamics, run: Conditions) -> None:
         """Refuses, or warns of, a run that this integrator cannot do, before its first step."""
 
+    @property
+    def trajectory(self) -> int:
+        """Steps of a trajectory: others look at a chain where these end."""
+        return 1
+
+    def adaptation(self, metric: Preconditioner, burn_in: float) -> schedules.Schedule:
+        """gamma of every step."""
+        return metric.ema_schedule(burn_in)
+
     def before(
         self, on: LangevinDynamics, state: State, rates: Rates, num_data: float | Tensor
     ) -> State:
@@ -103,6 +112,10 @@ class Integrator:
 
     def judged(self, state: State, loss: Tensor) -> Tensor:
         """The loss that must be finite for a chain to continue: (chain,)."""
+        return loss
+
+    def reported(self, state: State, loss: Tensor) -> Tensor:
+        """The loss that others are told of a step, which led to ``state``: (chain,)."""
         return loss
 
     def update(
@@ -251,7 +264,8 @@ class LangevinDynamics:
         """``new`` for the chains that continue, ``state`` for those that have diverged."""
         keep = still_running(state, self.integrator.judged(state, loss))
         diverged = note_diverged(state, keep)
-        return select(keep, new, state, diverged), Info(loss, diverged >= 0)
+        told = self.integrator.reported(new, loss)
+        return select(keep, new, state, diverged), Info(told, diverged >= 0)
 
     def evaluate(
         self,

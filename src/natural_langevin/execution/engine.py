@@ -27,6 +27,7 @@ from natural_langevin._internal.chains import Batch, Params
 from natural_langevin._internal.gpu_kernels import plain
 from natural_langevin._internal.messages import first_line
 from natural_langevin.data.streams import InMemory, Stream
+from natural_langevin.dynamics.adjusted import Adjusted
 from natural_langevin.dynamics.base import Info, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import Kind, RatesTable
@@ -45,6 +46,7 @@ from natural_langevin.execution.stepping import (
     step_in_place,
 )
 from natural_langevin.execution.traced import TracedFunction, TracedStep, traced_passes
+from natural_langevin.execution.trajectories import Trajectories, plan_trajectories
 
 log = logging.getLogger("natural_langevin")
 
@@ -113,6 +115,8 @@ class Engine:
         self.notify: Callable[[str], None] = lambda text: None
         self._ready = False
         self._executor: Executor | None = None
+        #: Of the steps between the ends of trajectories.
+        self._between: Trajectories | None = None
         self._declined: list[str] = []  # why planners that were asked did not take the run
         #: The step in place; None: ``pure_step``.
         self.step: InPlaceStep | None = None
@@ -142,8 +146,8 @@ class Engine:
     def arithmetic(self) -> str:
         """Whose sums the last steps are: "eager", an executor's, kernels', a compiler's. A graph or
         a trace of eager operations has their bits; any two of these differ in the last ones."""
-        if self._executor is not None:
-            return self._executor.name
+        if (whole := self._executor or self._between) is not None:
+            return whole.name
         step = self.step.step if isinstance(self.step, Attempt) else self.step
         parts = [f"{step.backend.name} kernels"] if isinstance(step, kernels.FusedStep) else []
         if isinstance(self.step, Attempt) and step is not step_in_place:
@@ -198,7 +202,13 @@ class Engine:
         if self._graph is not None:
             state = self._graph.adopt(state)
         info: Info | None = None
-        for step in range(start, start + count):
+        step, stop = start, start + count
+        while step < stop:
+            if self._between is not None and (inside := self._between.inside(step)):
+                several = min(inside, stop - step)
+                state, info = self._between.run(state, step, several)
+                step += several
+                continue
             self._data.shuffle(step)
             batch = None if isinstance(self.stream, InMemory) else self.stream.batch(step)
             if batch is not None:  # a DataLoader's last batch may be shorter than the others
@@ -211,6 +221,7 @@ class Engine:
                 info = self._graph(self.dynamics, self._data, state, batch, kind)
             else:
                 info = self.step(self.dynamics, self._data, state, batch, kind)
+            step += 1
         assert info is not None
         return state, info
 
@@ -222,7 +233,7 @@ class Engine:
         weights = sum(p[0].numel() for p in state.params.values())
         if weights >= GPU_FROM and torch.cuda.is_available():
             told += ', on the CPU, where the model is; device="cuda" uses the GPU'
-        if self._executor is not None:
+        if self._executor is not None or self._between is not None:
             return told
         if self.mode == "eager":
             return f'{told}, since compile=False; compile="auto" may be several times faster'
@@ -243,6 +254,14 @@ class Engine:
                 return
             log.debug("no whole steps: %s", found)
             self._declined.append(found)
+        if self.mode == "auto" and self._fuse and isinstance(self.dynamics.integrator, Adjusted):
+            between = plan_trajectories(
+                self.dynamics, state, self.stream, self.rates, self.num_data
+            )
+            if isinstance(between, str):
+                self._declined[0] = between
+            else:
+                self._between = between
         if self.mode == "auto" and device.type == "cuda":
             self.dynamics = replaying(self.dynamics, state, self.stream)
         if self.mode == "compiled":

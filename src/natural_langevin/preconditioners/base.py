@@ -51,10 +51,12 @@ Damping = Mapping[str, float | Tensor]
 
 
 class Factor(NamedTuple):
-    """The factor A of C = A A^T, as two linear maps on trees of parameters."""
+    """The factor A of C = A A^T, as linear maps on trees of parameters. ``inverse`` is that of
+    ``forward``, where it costs no more."""
 
     forward: Callable[[Params], Params]
     transpose: Callable[[Params], Params]
+    inverse: Callable[[Params], Params] | None = None
 
     def apply(self, v: Params) -> Params:
         """C v."""
@@ -71,7 +73,10 @@ def diagonal_factor(scale: Params) -> Factor:
     def multiply(v: Params) -> Params:
         return {name: scale[name] * v[name] for name in v}
 
-    return Factor(multiply, multiply)
+    def divide(v: Params) -> Params:
+        return {name: v[name] / scale[name] for name in v}
+
+    return Factor(multiply, multiply, divide)
 
 
 def averages(old: Mapping[str, Any], new: Mapping[str, Any], rate: Tensor) -> dict[str, Any]:
@@ -162,11 +167,11 @@ class Preconditioner:
         """The smallest value of C^{-1} with this epsilon: that of a direction without data."""
         return damping
 
-    def ema_schedule(self, burn_in: float = math.inf) -> schedules.Schedule:
+    def ema_schedule(self, burn_in: float = math.inf, apart: int = 1) -> schedules.Schedule:
         """gamma_t of every step: decay(t // every) where statistics are taken, else 0.
 
-        Statistics are computed at every ``every``-th step; with ``adapt="burn-in"`` only in the
-        first ``burn_in`` steps, after which the metric is frozen.
+        Statistics are computed at every ``every``-th step, or trajectory of ``apart`` steps; with
+        ``adapt="burn-in"`` only in the first ``burn_in`` steps, after which the metric is frozen.
 
         >>> from natural_langevin.preconditioners import DiagonalFisher
         >>> gamma = DiagonalFisher(every=2).ema_schedule(burn_in=3)
@@ -177,7 +182,7 @@ class Preconditioner:
         rate = schedules.as_schedule(self.decay)
         last = burn_in if self.adapt == "burn-in" else math.inf
 
-        return _Gamma(rate, self.every, last)
+        return _Gamma(rate, self.every * apart, last)
 
 
 @dataclass(frozen=True)

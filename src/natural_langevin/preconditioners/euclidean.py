@@ -28,7 +28,7 @@ class Euclidean(Preconditioner):
         return metric
 
     def factor(self, metric: Metric, damping: Damping) -> Factor:
-        return Factor(lambda z: z, lambda v: v)
+        return Factor(lambda z: z, lambda v: v, lambda v: v)
 
     def __repr__(self) -> str:
         return "Euclidean()"

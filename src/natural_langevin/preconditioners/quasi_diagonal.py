@@ -99,4 +99,12 @@ class QuasiDiagonalFisher(FisherPreconditioner):
                 out |= {w: a.from_bias(v[bias]) + a.diagonal * v[w] for w, a in row.items()}
             return out
 
-        return Factor(forward, transpose)
+        def inverse(v: Params) -> Params:
+            out = {k: v[k] / own[k] for k in own}
+            for bias, row in units.items():
+                out |= {w: v[w] / a.diagonal for w, a in row.items()}
+                fed = sum(a.to_bias(out[w], v[bias]) for w, a in row.items())
+                out[bias] = (v[bias] - fed) / own[bias]
+            return out
+
+        return Factor(forward, transpose, inverse)

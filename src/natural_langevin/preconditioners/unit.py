@@ -123,7 +123,15 @@ class UnitFisher(FisherPreconditioner):
                 out |= split_rows(group, rows, v)
             return out
 
+        def inverse(v: Params) -> Params:
+            out = {k: v[k] / scale[k] for k in scale}
+            for group in blocks:
+                rows = lower(group, v).mT @ unit_rows(group, v)[..., None]
+                out |= split_rows(group, rows[..., 0], v)
+            return out
+
         return Factor(
             forward=lambda z: mapped(z, transposed=True),
             transpose=lambda v: mapped(v, transposed=False),
+            inverse=inverse,
         )

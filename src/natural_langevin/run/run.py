@@ -283,9 +283,13 @@ def _ready(motion: Motion, part: _Part, phase: Phase, options: Options) -> _Read
         mesh, identity, description.made_by(motion), engine.stream, options.where
     )
     every = loop.LOOK_EVERY if plan.seconds is None else loop.looks_by_clock(phase.steps)
+    # Where trajectories end: one that is cut is the same up to rounding alone.
+    whole = motion.integrator.trajectory
+    saves = options.every and -(-options.every // whole) * whole
     steps = RunPlan(
-        phase.steps, phase.burn_in, phase.thin, options.every, every, explores=_stages(motion)
-    )
+        phase.steps, phase.burn_in, phase.thin, saves, -(-every // whole) * whole,
+        explores=_stages(motion),
+    )  # fmt: skip
     sink = stores.open_store(where, specs, device=problem.device, run=identity)
     collector = SampleCollector(
         state, store=sink, dtype=dtype, looks=steps.looks,

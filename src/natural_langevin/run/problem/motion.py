@@ -115,7 +115,7 @@ class Motion:
         first = next(iter(self.problem.network.trainable().values()))
         return RatesTable.build(
             step_size,
-            self.preconditioner.ema_schedule(burn_in or math.inf),
+            self.integrator.adaptation(self.preconditioner, burn_in or math.inf),
             self.mean_rate,
             start=start,
             stop=stop,

@@ -572,9 +572,9 @@ def decided() -> str:
     rows = (
         ("integrator", f"underdamped, BAOAB, friction {c.step_size.friction:g}; less, down to "
          f"{c.step_size.least_friction:g}, where small steps leave slow directions"),
-        ("metric", "quasi-diagonal Fisher, of labels drawn from the model where targets are real "
-         f"numbers; up to {c.metric.few_weights} weights the full matrix, likewise, or its blocks "
-         "by unit if all layers are linear. Averaged over burn-in, then frozen; "
+        ("metric", "quasi-diagonal Fisher, on a CPU of labels drawn from the model where targets "
+         f"are real numbers; up to {c.metric.few_weights} weights the full matrix, likewise, or "
+         "its blocks by unit if all layers are linear. Averaged over burn-in, then frozen; "
          "damping 1/(N · prior variance)"),
         ("units", "columns and targets of unusual size get mean 0 and deviation 1, no cell beyond "
          f"{standard_units.RARE:g} deviations"),

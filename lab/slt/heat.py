@@ -3,7 +3,7 @@ all data in every step, of the same deep linear networks with the same step size
 
     python -m lab.slt.heat --out results/slt-heat.json --count 28 --jobs 14
 
-``measured`` is the difference of the two, ``said`` what ``slt.epochs`` takes off.
+``measured`` is the difference of the two, ``said`` what ``slt.llc`` takes off.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class Langevin:
             refuse_model(model)  # whose weights cannot even be counted
         given = open_settings.fill(
             model, likelihood, prior=prior, preconditioner=preconditioner, dynamics=dynamics,
-            step_size=step_size, init=init, recipe=recipe, calibrate=calibrate,
+            step_size=step_size, init=init, recipe=recipe, calibrate=calibrate, device=device,
             chains_open=chains is None
             and not any(isinstance(v, Tensor) for v in (temperature, likelihood_power)),
         )  # fmt: skip

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from natural_langevin._internal import capacity
 from natural_langevin._internal.messages import LONGEST
 from natural_langevin.cli.app import app
-from natural_langevin.data import opening
+from natural_langevin.data import csv_file
 from tables import SMALL, flowers, one_line, run
 
 TORCHRUN = {
@@ -64,7 +64,7 @@ def test_a_strange_width_of_the_terminal_does_no_harm(classes, table, value):
 
 @pytest.mark.parametrize("name", ["pipe", "pipe.npz", "zero", "zero.npz"])
 def test_what_has_no_end_is_not_waited_for(classes, tmp_path, monkeypatch, name):
-    monkeypatch.setattr(opening, "PATIENCE", 0.05)
+    monkeypatch.setattr(csv_file, "PATIENCE", 0.05)
     path = tmp_path / name
     os.mkfifo(path) if name.startswith("pipe") else path.symlink_to("/dev/zero")
     for words in (

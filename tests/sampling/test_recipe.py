@@ -125,6 +125,28 @@ def test_the_metric_follows_the_number_of_weights() -> None:
         assert dense.targets == targets, likelihood
 
 
+def test_labels_are_drawn_where_an_engine_can() -> None:
+    """Of real numbers, on a CPU: the native engine draws no counts, whole steps on a GPU none."""
+
+    def chosen(likelihood: object, device: object = None) -> str:
+        found = recipe.metric(nn.Linear(40, 1), likelihood, USUAL.metric, device)
+        assert isinstance(found, preconditioners.QuasiDiagonalFisher)
+        return found.targets
+
+    drawn = (
+        likelihoods.Gaussian(0.1), likelihoods.Gaussian("rmse"), likelihoods.StudentT(),
+        likelihoods.HeteroscedasticGaussian(),
+    )  # fmt: skip
+    others = (
+        likelihoods.Gaussian(priors.HalfNormal(1.0)), likelihoods.Poisson(), likelihoods.Hurdle(),
+        likelihoods.NegativeBinomial(), likelihoods.Categorical(), likelihoods.Bernoulli(),
+    )  # fmt: skip
+    assert {chosen(one) for one in drawn} == {"model"}
+    assert {chosen(one) for one in others} == {"data"}
+    assert chosen(drawn[0], "cpu") == "model"
+    assert chosen(drawn[0], torch.device("cuda", 0)) == "data"
+
+
 def test_a_model_that_fits_a_little_is_where_chains_start() -> None:
     """A fifth of the variance explained: shuffled inputs raise the loss by a few per cent, but
     random weights, of targets that are not scaled, several times."""

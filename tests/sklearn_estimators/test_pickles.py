@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from natural_langevin.sklearn import NaturalLangevinRegressor, pickles
+from natural_langevin.sklearn import NaturalLangevinRegressor, base
 from natural_langevin.sklearn.base import NaturalLangevinEstimator
 from natural_langevin.tabular import recipe
 
@@ -19,9 +19,9 @@ X = np.random.RandomState(0).randn(30, 3)
 def test_the_version_is_in_the_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
     model = NaturalLangevinRegressor(random_state=0, **FAST).fit(X, X[:, 0])
     with monkeypatch.context() as patch:
-        patch.setattr(pickles, "__version__", "0.0.9")
+        patch.setattr(base, "__version__", "0.0.9")
         text = pickle.dumps(model)
-    with pytest.warns(pickles.OtherVersionWarning, match="natural-langevin==0.0.9") as said:
+    with pytest.warns(base.OtherVersionWarning, match="natural-langevin==0.0.9") as said:
         again = pickle.loads(text)
     assert len(said) == 1
     assert (again.predict(X) == model.predict(X)).all()
@@ -39,10 +39,10 @@ def test_it_is_said_before_classes_that_are_gone_are_missed(
     model.learned_ = Gone()  # type: ignore[assignment]
     with monkeypatch.context() as patch:
         patch.setattr(sys.modules[recipe.__name__], "Gone", Gone, raising=False)
-        patch.setattr(pickles, "__version__", "0.0.9")
+        patch.setattr(base, "__version__", "0.0.9")
         text = pickle.dumps(model)
     with (
-        pytest.warns(pickles.OtherVersionWarning, match="natural-langevin==0.0.9"),
+        pytest.warns(base.OtherVersionWarning, match="natural-langevin==0.0.9"),
         pytest.raises(AttributeError, match="Gone"),
     ):
         pickle.loads(text)

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from natural_langevin import Langevin, dynamics, evidence, likelihoods, priors, slt
 from natural_langevin.recipe import decide
-from natural_langevin.slt.epochs import share_of_epochs
+from natural_langevin.slt.llc import share_of_epochs
 
 LIKELIHOOD = likelihoods.Gaussian(sigma=1.0)
 

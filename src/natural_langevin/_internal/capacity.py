@@ -1,4 +1,4 @@
-"""Capacity: how many bytes a GPU, the machine and a disk have."""
+"""How many bytes a GPU, the machine and a disk have, and where on it files may be cached."""
 
 from __future__ import annotations
 
@@ -32,3 +32,17 @@ def on_disk(folder: Path) -> int:
     """Free bytes on the disk where this folder is, or will be made."""
     existing = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     return shutil.disk_usage(existing).free
+
+
+def cache_root() -> Path | None:
+    """natural-langevin in $XDG_CACHE_HOME or ~/.cache; None without a home.
+
+    A relative path is ignored, as the XDG specification says: what is kept is read again, and must
+    not come from whatever folder somebody works in."""
+    root = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not root.is_absolute():
+        try:
+            root = Path.home() / ".cache"
+        except RuntimeError:  # a user without an entry, as in many containers
+            return None
+    return root / "natural-langevin" if root.is_absolute() else None

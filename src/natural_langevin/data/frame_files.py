@@ -12,8 +12,8 @@ from typing import BinaryIO
 
 from natural_langevin._internal.extras import needing
 from natural_langevin._internal.messages import first_line
+from natural_langevin.data.csv_file import open_binary
 from natural_langevin.data.errors import DataError
-from natural_langevin.data.opening import open_binary
 from natural_langevin.data.table import Table, compact, from_frame, need_pandas, short
 
 #: The kind of a file, by how its name ends.

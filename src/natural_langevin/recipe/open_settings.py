@@ -75,6 +75,7 @@ def fill(
     chains_open: bool = False,
     recipe: RecipeName | Settings | None = None,
     calibrate: bool = True,
+    device: object = None,
 ) -> Given:
     """The arguments that were given, and the recipe's default in the place of every None.
     Unchecked but for ``recipe`` and ``calibrate``."""
@@ -102,7 +103,7 @@ def fill(
     if ours:
         usual_metric = preconditioner
         if usual_metric is None:
-            usual_metric = rules.metric(model, likelihood, settings.metric)
+            usual_metric = rules.metric(model, likelihood, settings.metric, device)
         averages = settings.metric.averages
         preconditioner = rules.averaged(usual_metric) if averages else usual_metric
     elif preconditioner is None:

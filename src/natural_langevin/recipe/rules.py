@@ -1,11 +1,10 @@
 """The recipe: how ``Langevin(model, likelihood).sample(data)`` chooses what is not given. Every
 constant stands in ``settings``, with its reason; docs/defaults.md is the same for users.
 
-Dynamics: underdamped, BAOAB. Metric: quasi-diagonal, of labels drawn from the model where these are
-real numbers; of few weights the full Fisher matrix, likewise, or its blocks by unit if all layers
-are linear. It is averaged over burn-in and then frozen; until then it
-includes the batch that it is applied to, which limits the step for unusual batches and biases
-burn-in only.
+Dynamics: underdamped, BAOAB. Metric: quasi-diagonal, on a CPU of labels drawn from the model where
+these are real numbers; of few weights the full Fisher matrix, likewise, or its blocks by unit if
+all layers are linear. It is averaged over burn-in and then frozen; until then it includes the batch
+that it is applied to, which limits the step for unusual batches and biases burn-in only.
 
 A minibatch of B of the N data adds
 
@@ -63,8 +62,10 @@ def averaged(given: preconditioners.Preconditioner) -> preconditioners.Precondit
     return given
 
 
-def metric(model: object, likelihood: object, rule: Metric) -> preconditioners.Preconditioner:
-    """The default metric."""
+def metric(
+    model: object, likelihood: object, rule: Metric, device: object = None
+) -> preconditioners.Preconditioner:
+    """The default metric on this device (None: the model's)."""
     if not isinstance(model, nn.Module):
         return preconditioners.QuasiDiagonalFisher()  # what was given instead is refused by name
     # Where rows are fitted more closely than their noise is wide, the gradients of the data vanish,
@@ -75,8 +76,10 @@ def metric(model: object, likelihood: object, rule: Metric) -> preconditioners.P
     drawn = known is not None and known.can_draw and not known.discrete
     trainable = [p for p in model.parameters() if p.requires_grad]
     if sum(p.numel() for p in trainable) > rule.few_weights:
-        drawn = drawn and known is not None and settings.draws(known)
-        targets: Targets = "model" if drawn else "data"
+        there = trainable[0].device if device is None else device
+        # Where an engine has them: the whole steps of a GPU are for the data's labels.
+        engine = str(there).startswith("cpu") and known is not None and settings.draws(known)
+        targets: Targets = "model" if drawn and engine else "data"
         return preconditioners.QuasiDiagonalFisher(targets=targets, every=rule.every)
     layers = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
     if all(isinstance(m, nn.Linear) for m in layers):

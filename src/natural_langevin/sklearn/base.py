@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,9 +23,9 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
+from natural_langevin._internal.version import __version__
 from natural_langevin.data.table import Table, from_frame, need_pandas, short
 from natural_langevin.posterior.posterior import Posterior
-from natural_langevin.sklearn import pickles
 from natural_langevin.tabular.explain import (
     Importance,
     PartialDependence,
@@ -119,7 +120,7 @@ class NaturalLangevinEstimator(BaseEstimator):  # type: ignore[misc]
         return tags
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return pickles.reduced(self, super().__getstate__())
+        return _reduced(self, super().__getstate__())
 
     def set_output(self, *, predict: str = "default") -> Any:
         """Sets the type of predictions: arrays ("default"); a frame of the same kind as ``X``, with
@@ -374,3 +375,25 @@ def name_of(y: Any) -> list[Any]:
     if hasattr(y, "columns"):
         return list(y.columns)
     return [y.name] if getattr(y, "name", None) is not None else []
+
+
+class OtherVersionWarning(UserWarning):
+    """An estimator was pickled by another version of the library."""
+
+
+def _begin(kind: type, version: str) -> Any:
+    """An empty estimator, which pickle fills afterwards."""
+    if version != __version__:
+        warnings.warn(
+            f"this {kind.__name__} was pickled by natural-langevin {version}, and this is "
+            f"{__version__}: answers may differ or fail. To be sure, fit it again, or use it in "
+            f"natural-langevin=={version}",
+            OtherVersionWarning,
+            stacklevel=2,
+        )
+    return object.__new__(kind)
+
+
+def _reduced(model: BaseEstimator, state: dict[str, Any]) -> tuple[Any, ...]:
+    """How pickle writes the estimator."""
+    return _begin, (type(model), __version__), state

@@ -11,8 +11,7 @@ Imports everything below it; evidence and cli import it.
 from natural_langevin.slt.curve import Curve, llc_curve
 from natural_langevin.slt.estimate import LearningCoefficient
 from natural_langevin.slt.influence import influence
-from natural_langevin.slt.llc import llc
-from natural_langevin.slt.local import localised
+from natural_langevin.slt.llc import llc, localised
 from natural_langevin.slt.wbic import FreeEnergy, wbic
 
 __all__ = [

@@ -23,11 +23,11 @@ from natural_langevin.slt.llc import (
     Draws,
     at_baseline,
     check,
+    localised,
     run,
     summarised,
     with_more_friction,
 )
-from natural_langevin.slt.local import localised
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
 """The local learning coefficient of one network.
 
-Everything is a run of ``Langevin``: prior around w* (``local``), likelihood power beta = 1 / ln n,
-start at w*, metric and step size by the recipe. E[L_n] is over all data at the kept draws.
-
+Everything is a run of ``Langevin``: prior around w* (``localised``), likelihood power
+beta = 1 / ln n, start at w*, metric and step size by the recipe. E[L_n] is over all data at the
+kept draws.
 Minibatches heat a chain in proportion to 1 / friction, which raises the value by b. A minibatch is
 a fifth of the data, in shuffled epochs, which makes b small; an estimate of it is subtracted
-(``epochs``). If b is not small against the value, that estimate is too rough, because it depends on
-the loss beyond its quadratic approximation, and a second run with c times the friction measures b:
+(``minibatch_bias``). If b is not small against the value, that is too rough, as it depends on the
+loss beyond its quadratic approximation, and a second run with c times the friction measures b:
 
     first = lambda + b,   second = lambda + b / c:    b / c = (first - second) / (c - 1).
 
@@ -35,7 +35,7 @@ from natural_langevin.posterior.plan import Plan
 from natural_langevin.posterior.posterior import Posterior
 from natural_langevin.recipe.settings import Metric, Settings
 from natural_langevin.run.problem import starts
-from natural_langevin.slt import epochs, losses
+from natural_langevin.slt import losses
 from natural_langevin.slt.estimate import (
     HOT,
     MEASURED,
@@ -44,7 +44,6 @@ from natural_langevin.slt.estimate import (
     mean_and_error,
     slope_and_error,
 )
-from natural_langevin.slt.local import localised
 
 Baseline = Literal["model", "minimum"]
 
@@ -240,7 +239,7 @@ def with_fewest_rows(plan: Plan, weights: int, count: float) -> Plan:
     few = plan.batch_size <= FEWEST_ROWS
     if few or not heat or plan.end is None or not isinstance(size, float):
         return plan
-    added = epochs.bias(
+    added = minibatch_bias(
         weights / 2, weights=weights, heat=heat * (m - 1) / (count / plan.batch_size - 1),
         minibatches=m, step_size=size, steepest=plan.measured["curvature"], shuffled=True,
     )  # fmt: skip
@@ -392,7 +391,7 @@ def _minibatch_bias(
     minibatches = float(config.get("rows", config["num_data"])) / float(config["batch_size"])
     if not heat or minibatches <= 1:
         return 0.0
-    return epochs.bias(
+    return minibatch_bias(
         value, weights=weights, heat=float(heat), minibatches=minibatches,
         step_size=step_size or 0.0,
         steepest=None if plan is None else plan.measured.get("curvature"),
@@ -406,3 +405,63 @@ def _losses(sampler: Langevin, posterior: Posterior, data: Any) -> Tensor:
         -posterior.log_likelihood(x, y, chains="all") for x, y in losses.batches(sampler, data)
     ]
     return torch.cat(parts, -1)
+
+
+def share_of_epochs(omega: float, minibatches: float) -> float:
+    """S(omega) = (m - F_m(omega)) / (m - 1), the share of an independent minibatch's power that m
+    per shuffled epoch leave at a frequency, as their errors add up to zero; F_m(omega) =
+    sin(m omega / 2)^2 / (m sin(omega / 2)^2) is the Fejer kernel.
+
+    >>> [round(share_of_epochs(0.2, m), 3) for m in (1, 5, 100)]
+    [0.0, 0.097, 1.007]
+    """
+    m = minibatches
+    if m <= 1:
+        return 0.0
+    fejer = math.sin(m * omega / 2) ** 2 / (m * math.sin(omega / 2) ** 2)
+    return (m - fejer) / (m - 1)
+
+
+def minibatch_bias(
+    value: float, *, weights: int, heat: float, minibatches: float, step_size: float,
+    steepest: float | None, shuffled: bool,
+) -> float:  # fmt: skip
+    """The amount by which minibatches raised a learning coefficient estimated as ``value``.
+
+    Their noise adds half of its heat to the energy of every direction, whatever its curvature: d/2
+    times the mean heat of d weights (``diagnostics.kinetic``). In shuffled epochs a direction of
+    curvature k in the metric has S(sqrt(eta k)) of that. k lies between its mean over the 2 lambda
+    directions that the data determine and the ``steepest``, where that is known; their geometric
+    mean is used for all.
+    """
+    alone = weights * heat / 2
+    if not shuffled:
+        return alone
+    seen = max(1.0, weights / max(1.0, 2 * value))
+    k = math.sqrt(seen * max(seen, steepest or seen))
+    return alone * share_of_epochs(min(math.pi, math.sqrt(step_size * k)), minibatches)
+
+
+def localised(
+    weights: Weights | Sequence[Weights], *, gamma: float = 1.0
+) -> dict[str, priors.Prior]:
+    """N(w*, s^2 / gamma) for every parameter, s^2 the mean square of its values
+    (``priors.mean_squares``); of a list of networks, one per chain, every chain's own. If a layer
+    is multiplied by c and the next divided by c, so is its prior: the coefficient stays the same.
+
+    ``priors.around(model, variance=1 / gamma)`` is that of Lau et al. (2023), the same for all
+    weights.
+
+    >>> from torch import nn
+    >>> prior = localised(nn.Linear(100, 3), gamma=2.0)
+    >>> sorted(prior)
+    ['bias', 'weight']
+    """
+    if not (math.isfinite(gamma) and gamma > 0):
+        raise ValueError(f"gamma must be positive and finite, got {gamma!r}")
+    found = weights_of(weights)
+    variances = {k: v / gamma for k, v in priors.mean_squares(found).items()}
+    several = len(next(iter(found.values()))) > 1
+    return priors.around(
+        weights, variance={k: v if several else float(v[0]) for k, v in variances.items()}
+    )

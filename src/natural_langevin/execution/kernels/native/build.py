@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from natural_langevin._internal import atomic
-from natural_langevin._internal.cache_root import cache_root
+from natural_langevin._internal.capacity import cache_root
 from natural_langevin.execution.kernels.native import compiler
 from natural_langevin.execution.kernels.native.compiler import NoLibraryError
 from natural_langevin.execution.kernels.native.layout import Layer, LinearUpdate, Run, SampleSums

@@ -27,7 +27,6 @@ from natural_langevin._internal.chains import Batch, Params
 from natural_langevin._internal.gpu_kernels import plain
 from natural_langevin._internal.messages import first_line
 from natural_langevin.data.streams import InMemory, Stream
-from natural_langevin.dynamics.adjusted import Adjusted
 from natural_langevin.dynamics.base import Info, State
 from natural_langevin.dynamics.frame import LangevinDynamics
 from natural_langevin.dynamics.rates import Kind, RatesTable
@@ -254,14 +253,14 @@ class Engine:
                 return
             log.debug("no whole steps: %s", found)
             self._declined.append(found)
-        if self.mode == "auto" and self._fuse and isinstance(self.dynamics.integrator, Adjusted):
+        if self.mode == "auto" and self._fuse:
             between = plan_trajectories(
                 self.dynamics, state, self.stream, self.rates, self.num_data
             )
-            if isinstance(between, str):
-                self._declined[0] = between
-            else:
+            if not isinstance(between, str):
                 self._between = between
+            elif between:
+                self._declined[0] = between
         if self.mode == "auto" and device.type == "cuda":
             self.dynamics = replaying(self.dynamics, state, self.stream)
         if self.mode == "compiled":

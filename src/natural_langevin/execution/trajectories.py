@@ -62,10 +62,13 @@ class Trajectories:
 def plan_trajectories(
     dynamics: LangevinDynamics, state: State, stream: Stream, rates: RatesTable, num_data: float
 ) -> Trajectories | str:
-    """The engine for the steps between the ends of trajectories, or why there is none."""
+    """The engine for the steps between the ends of trajectories, or why there is none; "" of other
+    dynamics."""
     integrator = dynamics.integrator
-    if type(integrator) is not Adjusted or integrator.steps == 1:
-        return "no trajectories"
+    if type(integrator) is not Adjusted:
+        return ""
+    if integrator.steps == 1:
+        return "every step of it is accepted or not"
     if dynamics.factor(state.metric, state.params, num_data).inverse is None:
         return "a metric whose factor has no inverse"
     inner = replace(dynamics, integrator=Leapfrog(), keep_mean=False)

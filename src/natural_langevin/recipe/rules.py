@@ -72,13 +72,13 @@ def metric(
     # so that their metric is too wide, and chains are thrown to where it keeps them. Labels drawn
     # from the model have gradients everywhere; those of confident classes hardly
     # (``MODEL_DAMPING``).
-    known = likelihood if isinstance(likelihood, Likelihood) else None
-    drawn = known is not None and known.can_draw and not known.discrete
+    drawn = isinstance(likelihood, Likelihood) and likelihood.can_draw and not likelihood.discrete
     trainable = [p for p in model.parameters() if p.requires_grad]
     if sum(p.numel() for p in trainable) > rule.few_weights:
-        there = trainable[0].device if device is None else device
         # Where an engine has them: the whole steps of a GPU are for the data's labels.
-        engine = str(there).startswith("cpu") and known is not None and settings.draws(known)
+        there = trainable[0].device if device is None else device
+        engine = isinstance(likelihood, Likelihood) and settings.draws(likelihood)
+        engine = engine and str(there).startswith("cpu")
         targets: Targets = "model" if drawn and engine else "data"
         return preconditioners.QuasiDiagonalFisher(targets=targets, every=rule.every)
     layers = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
